@@ -293,7 +293,7 @@ miniature: .venv/record.stamp  ## train the bundled miniature anew (half an hour
 	$(BIN)/python -m moereplay.tracegen.miniature.card
 
 sample: .venv/record.stamp   ## record the bundled trace anew
-	rm -rf $(SAMPLE) $(SAMPLE).derived
+	rm -rf $(SAMPLE)
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
 	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
 

@@ -8,6 +8,7 @@ first of them is drawn by a Zipf law and kept from token to token with probabili
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ import typer
 from rounds import machine
 
 from moereplay.analysis.tables import console, table
+from moereplay.traces.derived import PLACE
 from moereplay.traces.documents import json_text
 from moereplay.traces.pieces import Piece
 from moereplay.traces.schema import Geometry, Header, Provenance
@@ -162,6 +164,7 @@ def main(
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    os.environ[PLACE] = str(folder)
     shape = ["--layers", layers, "--experts", experts, "--k", k, "--request-tokens", request_tokens]
     same = [__file__, "--rows", rows, *shape, "--folder", folder, "--only-make"]
     figures = [measured("write", [str(each) for each in same])]
@@ -173,7 +176,7 @@ def main(
         figures.append(measured(name, ["-c", REPLAY, str(path), policy]))
     first = eviction.split(",")[0]
     figures.append(measured(f"{first} again", ["-c", REPLAY, str(path), first]))
-    disk = {"trace GB": _bytes(path) / 1e9, "derived GB": _bytes(Path(f"{path}.derived")) / 1e9}
+    disk = {"trace GB": _bytes(path) / 1e9, "derived GB": _bytes(folder / "moereplay") / 1e9}
     document = {"rows": requests * request_tokens * layers, "requests": requests, **disk, "stages": figures}
     console().print(table([{n: v for n, v in row.items() if n != "said"} for row in figures]))
     console().print(json_text({name: value for name, value in document.items() if name != "stages"}))

@@ -188,8 +188,6 @@ def traces_append(
     for array in left_out:
         say(f"left out: {array}")
     say_made(trace, grown)
-    if trace.with_name(f"{trace.name}.derived").exists():
-        say(f"note: {trace}.derived belongs to the shorter trace and can be removed")
 
 
 # -- inspect

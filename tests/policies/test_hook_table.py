@@ -61,7 +61,7 @@ def test_both_engines_tell_every_event_alike(tmp_path: Path) -> None:
     files.register(listener(tmp_path))
     config = configure(capacity="25%", eviction="listener", prefetch="side_buffer")
     ready = plan(TRACE, config)
-    expected, found = dry_run.end_states(TRACE, ready.spec(log=False), ready.needs)
+    expected, found = dry_run.end_states(TRACE, ready.spec(log=False))
     assert dry_run.difference(expected, found) == ""
     _, regs, _ = expected.memories[KINDS.index("eviction")]
     assert min(regs[0][::2]) > 0, dict(zip(EVENTS, regs[0][::2], strict=True))

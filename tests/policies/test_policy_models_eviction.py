@@ -276,7 +276,7 @@ def test_a_random_eviction_takes_as_many_draws_in_a_large_pool_as_in_a_small_one
     trace, draws = random_trace(1, Sizes(layers=1, experts=256, k=4, tokens=400, size=1)), dict[int, float]()
     for slots in (20, 200):
         ready = plan(trace, configure(capacity=f"{slots}B", eviction="random", passes="token"))
-        ended = end_states(trace, ready.spec(log=False), ready.needs)[0]
+        ended = end_states(trace, ready.spec(log=False))[0]
         _, registers, _ = ended.memories[KINDS.index("eviction")]
         draws[slots] = registers[0][DRAWS] / ended.ran.counters.totals(ended.ran.end_ns)["evictions"]
     assert 1 < draws[200] < 1.05 < draws[20] < 1.3, draws

@@ -310,7 +310,7 @@ def test_the_engines_leave_the_same_state_behind() -> None:
     for eviction in ("arc", "s3fifo", "lru_k", "class_lru"):
         config = configure(capacity="25%", eviction=eviction, prefetch="coactivation", routing="cache_prior")
         ready = plan(TRACE, config)
-        left = dry_run.end_states(TRACE, ready.spec(log=False), ready.needs)
+        left = dry_run.end_states(TRACE, ready.spec(log=False))
         assert dry_run.difference(*left) == ""
         assert any(len(rows) for memory in left[0].memories for rows in memory)
 

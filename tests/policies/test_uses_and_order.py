@@ -130,7 +130,7 @@ def test_uses_are_what_the_log_says_that_ran(contract: str, miss: str) -> None:
         files.register(file)
         setting = {"eviction": "counting", "miss": miss, "prefetch": "missed", "platform": "desktop-ram"}
         ready = plan(trace, configure(capacity="40%", contract=contract, **setting))
-        expected, found = dry_run.end_states(trace, ready.spec(log=True), ready.needs)
+        expected, found = dry_run.end_states(trace, ready.spec(log=True))
     assert dry_run.difference(expected, found) == ""
     ran = Counter((e.layer, e.expert) for e in expected.ran.events if e.kind in ("expert", "cpu"))
     precisions = ready.layout.precisions

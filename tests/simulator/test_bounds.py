@@ -136,7 +136,7 @@ MISSES = ("fetch", "fetch:bits=4", "drop:keep=1", "drop:keep=0")
 def hits_of(scenario: Scenario, config: ReplayConfig) -> int:
     """On the scenario's machine."""
     ready = replace(plan(scenario.trace, config), machine=scenario.where)
-    source = TraceSource(scenario.trace, config.schedule, ready.chosen.prefetch, ready.needs)
+    source = TraceSource(scenario.trace, config.schedule, ready.chosen.prefetch, ready.chosen.needs)
     return replay_source(source, ready).totals["hits"]
 
 

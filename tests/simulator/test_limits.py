@@ -19,7 +19,7 @@ from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.limits.least_time import LeastTime, carried, least_time
 from moereplay.simulator.limits.limits import fixed_set
 from moereplay.simulator.platform import Link, LowerTier, Platform
-from moereplay.simulator.replay import plan, replay_source, report, source_of
+from moereplay.simulator.replay import plan, replay_source, report
 from moereplay.simulator.times import Times
 from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Trace, memory_trace
@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
     def run(self, engine: str) -> Result:
         if engine == "reference":
-            return replay_source(source_of(self.trace, self.ready), self.ready)
+            return replay_source(self.ready.spec(log=False).source_of(self.trace), self.ready)
         from moereplay.simulator.compiled import engine as compiled
 
         return report(compiled.run(self.trace, self.ready.spec(log=False)), self.ready)
@@ -213,7 +213,10 @@ def test_a_preloaded_set_hits_what_a_replay_of_it_hits() -> None:
     config = configure(capacity="5B", eviction="static:profile=given", warm=best[:5], profile=best)
     ready = plan(trace, config)
     found = fixed_set(trace, bound)
-    assert found is not None and replay_source(source_of(trace, ready), ready).totals["hits"] == found.preloaded
+    assert (
+        found is not None
+        and replay_source(ready.spec(log=False).source_of(trace), ready).totals["hits"] == found.preloaded
+    )
 
 
 def test_the_cost_of_loading_may_leave_nothing() -> None:

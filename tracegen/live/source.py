@@ -47,7 +47,7 @@ class LiveGates:
 
     def __init__(self, modules: MoeModules, ready: Plan) -> None:
         self._geometry, self._bias = modules.geometry, modules.bias
-        self._logits = "logits" in ready.needs  # otherwise none are handed on, as by a trace
+        self._logits = "logits" in ready.chosen.needs  # otherwise none are handed on, as by a trace
         prefetch = ready.chosen.prefetch
         self._depth, self._own_scores = prefetch.policy.depth(prefetch.params), _own_scores(ready)
         self._said: Said | None = None

@@ -20,7 +20,7 @@ from moereplay.simulator.interface import FinishedRun
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.reference.machine import COMPUTE, CPU, LINK, Activity, Machine, Span
 from moereplay.simulator.reference.state import Placement, Transfer
-from moereplay.simulator.replay import Plan, source_of
+from moereplay.simulator.replay import Plan
 from moereplay.simulator.steps import run
 from moereplay.tracegen.offload.arena import Copies, Slots
 from moereplay.tracegen.offload.compute import Layers
@@ -321,5 +321,5 @@ class Decider:
     def run(self, machine: Machine, placement: Placement) -> FinishedRun:
         """Run to the end on the machine."""
         if self._stepper is None:
-            return reference.run(source_of(self._trace, self._ready), self._spec, machine, placement)
+            return reference.run(self._spec.source_of(self._trace), self._spec, machine, placement)
         return run(self._stepper, machine, placement, self._spec.warm)
