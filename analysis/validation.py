@@ -120,7 +120,7 @@ def _apart(ours: Event | None, theirs: Event | None, passes: Passes, trace: Trac
     there = [event for event in (ours, theirs) if event is not None]
     step_pass, layer = min((event.step_pass, event.layer) for event in there)
     what = _what(ours, theirs)
-    live, replayed = (_spelled(event, elsewhere=what in ("pass", "layer")) for event in (ours, theirs))
+    live, replayed = (_event_in_words(event, elsewhere=what in ("pass", "layer")) for event in (ours, theirs))
     if passes.rows is not None:  # a pass of several requests
         return Divergence(what, live, replayed, layer, step_pass)
     request = int(passes.request[step_pass])
@@ -138,7 +138,7 @@ def _what(ours: Event | None, theirs: Event | None) -> str:
     return TERMS.get(name, name)
 
 
-def _spelled(event: Event | None, elsewhere: bool) -> str:
+def _event_in_words(event: Event | None, elsewhere: bool) -> str:
     """Format an event, with its place if the two events are `elsewhere`."""
     if event is None:
         return "nothing more"
