@@ -275,14 +275,16 @@ def compare(
         if other is not None and other.config != live.config:
             raise ResultError(f"{name}: the runs have different configurations; compare runs of one")
     choice = recorded and first_choice(recorded, trace, str(live.config["passes"]))
-    allowed = tolerances or Tolerances()
     exact = "open-loop" not in replayed.about["label"]
+    allowed = Tolerances(hit_rate=0, time=0) if exact else tolerances or Tolerances()
+    limits = {"hit rate": allowed.hit_rate, "TTFT ms": allowed.time, "TPOT ms": allowed.time}
+    ours, theirs = _numbers(live), _numbers(replayed)
     return Comparison(
         name=name,
         config=replayed.config,
         about=replayed.about,
         exact=exact,
-        measures=_measures(live, replayed, Tolerances(hit_rate=0, time=0) if exact else allowed),
+        measures=tuple(Measure(name, ours[name], theirs[name], name in TIMES, limits.get(name)) for name in ours),
         layers=tuple(_layers(live, replayed)),
         events=min(len(live.events), len(replayed.events)),
         open_loop=choice or first_divergence(live, replayed, trace),
@@ -290,12 +292,6 @@ def compare(
         closed_ran=closed is not None,
         quality=quality or {},
     )
-
-
-def _measures(live: Result, replayed: Result, allowed: Tolerances) -> tuple[Measure, ...]:
-    ours, theirs = _numbers(live), _numbers(replayed)
-    limits = {"hit rate": allowed.hit_rate, "TTFT ms": allowed.time, "TPOT ms": allowed.time}
-    return tuple(Measure(name, ours[name], theirs[name], name in TIMES, limits.get(name)) for name in ours)
 
 
 def _numbers(result: Result) -> dict[str, float | None]:
