@@ -120,7 +120,7 @@ def _apart(ours: Event | None, theirs: Event | None, passes: Passes, trace: Trac
     there = [event for event in (ours, theirs) if event is not None]
     step_pass, layer = min((event.step_pass, event.layer) for event in there)
     what = _what(ours, theirs)
-    live, replayed = (_spelled(event, elsewhere=what in ("pass", "layer")) for event in (ours, theirs))
+    live, replayed = (_event_in_words(event, elsewhere=what in ("pass", "layer")) for event in (ours, theirs))
     if passes.rows is not None:  # a pass of several requests
         return Divergence(what, live, replayed, layer, step_pass)
     request = int(passes.request[step_pass])
@@ -138,7 +138,7 @@ def _what(ours: Event | None, theirs: Event | None) -> str:
     return TERMS.get(name, name)
 
 
-def _spelled(event: Event | None, elsewhere: bool) -> str:
+def _event_in_words(event: Event | None, elsewhere: bool) -> str:
     """Format an event, with its place if the two events are `elsewhere`."""
     if event is None:
         return "nothing more"
@@ -275,14 +275,16 @@ def compare(
         if other is not None and other.config != live.config:
             raise ResultError(f"{name}: the runs have different configurations; compare runs of one")
     choice = recorded and first_choice(recorded, trace, str(live.config["passes"]))
-    allowed = tolerances or Tolerances()
     exact = "open-loop" not in replayed.about["label"]
+    allowed = Tolerances(hit_rate=0, time=0) if exact else tolerances or Tolerances()
+    limits = {"hit rate": allowed.hit_rate, "TTFT ms": allowed.time, "TPOT ms": allowed.time}
+    ours, theirs = _numbers(live), _numbers(replayed)
     return Comparison(
         name=name,
         config=replayed.config,
         about=replayed.about,
         exact=exact,
-        measures=_measures(live, replayed, Tolerances(hit_rate=0, time=0) if exact else allowed),
+        measures=tuple(Measure(name, ours[name], theirs[name], name in TIMES, limits.get(name)) for name in ours),
         layers=tuple(_layers(live, replayed)),
         events=min(len(live.events), len(replayed.events)),
         open_loop=choice or first_divergence(live, replayed, trace),
@@ -290,12 +292,6 @@ def compare(
         closed_ran=closed is not None,
         quality=quality or {},
     )
-
-
-def _measures(live: Result, replayed: Result, allowed: Tolerances) -> tuple[Measure, ...]:
-    ours, theirs = _numbers(live), _numbers(replayed)
-    limits = {"hit rate": allowed.hit_rate, "TTFT ms": allowed.time, "TPOT ms": allowed.time}
-    return tuple(Measure(name, ours[name], theirs[name], name in TIMES, limits.get(name)) for name in ours)
 
 
 def _numbers(result: Result) -> dict[str, float | None]:

@@ -11,9 +11,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from moereplay.analysis.forecast import KL, NLL, Answer, Forecast, forecast, points_of
+from moereplay.analysis.forecast import KL, NLL, Answer, Forecast, document, forecast, page, points_of
 from moereplay.analysis.forecast_fit import Change, Point, Refusal, fitted
-from moereplay.analysis.forecast_page import document, page
 from moereplay.analysis.quality import judged
 from moereplay.analysis.tables import console, table
 from moereplay.results.quality import load

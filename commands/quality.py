@@ -258,8 +258,8 @@ def forecast(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Estimate the quality loss of policies from counters of replays, and report signal, errors, coverage. FORECAST."""
+    from moereplay.analysis.forecast import document, page
     from moereplay.analysis.forecast import forecast as made_of
-    from moereplay.analysis.forecast_page import document, page
     from moereplay.results.quality import load
 
     made = made_of(load(folder), task, measure)

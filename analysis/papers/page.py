@@ -174,8 +174,13 @@ def _panel(
 
 
 def _scale(chart: Chart, axes: Axes, rows: pl.DataFrame, value: str, published: pl.DataFrame) -> None:
-    if chart.kind == "lines":
-        _along(chart, axes)
+    if chart.kind == "lines" and chart.per == "layer":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    elif chart.kind == "lines" and chart.per == "lifetime":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    elif chart.kind == "lines" and chart.x in SHARES:
+        axes.xaxis.set_major_formatter(_PERCENT)
     heights = [*rows[value].drop_nulls(), *_published_of(published, value)]
     highest = max(heights, default=0.0)
     close = chart.x in SHARES and min(heights, default=0.0) > highest / 2  # points of two rates would be a heap
@@ -190,16 +195,6 @@ def _scale(chart: Chart, axes: Axes, rows: pl.DataFrame, value: str, published: 
         from_zero(axes, highest)
     else:
         axes.set_ylim(0, 1.1 * highest or 1)
-
-
-def _along(chart: Chart, axes: Axes) -> None:
-    if chart.per == "layer":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    elif chart.per == "lifetime":
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    elif chart.x in SHARES:
-        axes.xaxis.set_major_formatter(_PERCENT)
 
 
 def _published_of(published: pl.DataFrame, value: str) -> list[float]:
