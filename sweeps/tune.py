@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import deque
@@ -24,9 +23,9 @@ from moereplay.sweeps.grid import check_count
 from moereplay.sweeps.jobs import Job, job_of
 from moereplay.sweeps.run import Dispatcher, Executor
 from moereplay.sweeps.store import Folder
-from moereplay.traces.documents import json_text
+from moereplay.traces.documents import canonical_digest, json_text
 from moereplay.traces.lock import lock, open_in_place
-from moereplay.traces.schema import Trace, canonical
+from moereplay.traces.schema import Trace
 from moereplay.traces.texts import hint, typed
 
 JOURNAL = "tune.journal"
@@ -132,8 +131,7 @@ def identity(search: Search) -> str:
     own = sorted(policy.label for given in policies.REGISTERED.values() for policy in given.values())
     earlier = {present: before for before, present in ALIASES.items()}  # journals of earlier versions go on
     objectives = [earlier.get(name, name) for name in search.objectives]
-    content = canonical([space, traces, objectives, search.sampler, search.seed, *own])
-    return hashlib.sha256(content).hexdigest()[:16]
+    return canonical_digest([space, traces, objectives, search.sampler, search.seed, *own])[:16]
 
 
 def suggested(across: Sequence[Choices], trial: Any) -> Settings:
@@ -251,7 +249,7 @@ class Journal:
     def append(self, search: str, trials: Round) -> None:
         """Append a round. Raises ConfigError, with the file unchanged, if it cannot be written."""
         line: dict[str, Any] = {"search": search, "trials": [each._asdict() for each in trials]}
-        data = json_text(line | {"sha256": _digest(line)}).encode() + b"\n"
+        data = json_text(line | {"sha256": canonical_digest(line)}).encode() + b"\n"
         end = os.lseek(self._handle, 0, os.SEEK_END)
         try:
             while data:
@@ -299,7 +297,7 @@ def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(line)
         digest = found.pop("sha256")
-        whole = digest == _digest(found)
+        whole = digest == canonical_digest(found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole, found = False, {}
     if not whole:
@@ -307,7 +305,3 @@ def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:
             f"{path}: line {number} is damaged or of an earlier version; remove the file to search from the beginning"
         )
     return found
-
-
-def _digest(line: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(line)).hexdigest()

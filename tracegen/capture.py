@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.families import Agreement, agree, spelled
 from moereplay.tracegen.modules import Call, MoeModules, Site, probe
-from moereplay.tracegen.routing import Agreement, agree, spelled
 from moereplay.traces.schema import Router
 
 
@@ -191,7 +191,7 @@ def _rows(parts: list[list[Tensor]], dtype: torch.dtype) -> np.ndarray:
 # -- Check, before writing, that the recording matches the model: one short probe run, every layer.
 #
 # Bit for bit: the logits are the gate's matrix on its input, and again on the norm of the residual (look-ahead at depth
-# 0); the experts are given the gate's own ids and weights. By `tracegen/routing.py`, with ties and rounding counted:
+# 0); the experts are given the gate's own ids and weights. By `tracegen/families.py`, with ties and rounding counted:
 # choice and weights follow from the logits by `traces/routers.py`.
 
 TOKENS = 32

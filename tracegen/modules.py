@@ -17,8 +17,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from moereplay.tracegen.decoding import input_device
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.routing import routing_of
+from moereplay.tracegen.families import routing_of
 from moereplay.traces.schema import Geometry
 
 PROBE_TOKENS = 32
@@ -270,18 +271,13 @@ def probe(model: transformers.PreTrainedModel, tokens: int, beneath: Iterable[nn
     hooks = [module.register_forward_hook(keep, with_kwargs=True) for module in watched]
     try:
         with torch.inference_mode():
-            model(input_ids=random_tokens(model, tokens), use_cache=False)
+            vocabulary = len(next(model.get_input_embeddings().parameters()))
+            ids = torch.randint(0, vocabulary, (1, tokens), generator=torch.Generator().manual_seed(SEED))
+            model(input_ids=ids.to(input_device(model)), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
     return calls
-
-
-def random_tokens(model: transformers.PreTrainedModel, tokens: int) -> Tensor:
-    """Return seeded token ids (1, tokens) on the embedding's device, or on the CPU if it is offloaded."""
-    matrix = next(model.get_input_embeddings().parameters())
-    ids = torch.randint(0, len(matrix), (1, tokens), generator=torch.Generator().manual_seed(SEED))
-    return ids.to("cpu" if matrix.is_meta else matrix.device)
 
 
 # -- Sizes of a loaded model, as `traces/geometry.py` defines them, measured on its tensors.

@@ -7,6 +7,7 @@ than Python's stack, or hold an integer of more digits than Python prints.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -184,6 +185,11 @@ def _too_long() -> DocumentError:
 def canonical(document: object) -> bytes:
     """Return the canonical JSON of a document, for hashing."""
     return json_text(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def canonical_digest(document: object) -> str:
+    """Return the SHA-256 of a document's canonical JSON."""
+    return hashlib.sha256(canonical(document)).hexdigest()
 
 
 def package_version() -> str:

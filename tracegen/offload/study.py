@@ -26,8 +26,8 @@ from moereplay.simulator.config import KINDS, ReplayConfig
 from moereplay.simulator.platforms import as_toml, sealed
 from moereplay.simulator.replay import plan as replay_plan
 from moereplay.tracegen.offload.bench import Bench, Ran, replayed
+from moereplay.tracegen.offload.calibration import Fitted, fit
 from moereplay.tracegen.offload.durations import Durations
-from moereplay.tracegen.offload.fit import Fitted, fit
 from moereplay.traces.schema import Trace
 from moereplay.traces.texts import counted
 from moereplay.traces.units import MB, MS

@@ -67,18 +67,13 @@ def _model_of(spec: str, refresh: bool) -> KnownModel:
 
 def _of_file(path: Path) -> KnownModel:
     if path.suffix == ".json":
-        return known_of(numbers_of(_document(path), path.name, str(path)), _name(path))
+        return known_of(numbers_of(_document(path), path.name, str(path)), path.resolve().parent.name or path.stem)
     if is_gguf(path):
         return model_of_gguf([read_gguf(part) for part in parts_of(path)], path.stem, str(path))
     if path.suffix == ".safetensors":
         return _of_folder(path.parent)
     found = "" if path.stat().st_size else "the file is empty: "
     raise TraceError(f"{path}: {found}expected a config.json, a GGUF file, or a folder of a checkpoint")
-
-
-def _name(path: Path) -> str:
-    """Return the name of a checkpoint's folder."""
-    return path.resolve().parent.name or path.stem
 
 
 def parts_of(path: Path) -> list[Path]:

@@ -194,7 +194,7 @@ class Export(NamedTuple):
 
 def exporters() -> list[Exporter]:
     """Return all exporters, in the order of `NAMES`."""
-    found = {name: importlib.import_module(f"moereplay.traces.exporters.{MODULES.get(name, name)}") for name in NAMES}
+    found = {name: importlib.import_module(f"moereplay.traces.exporters.{MODULES[name]}") for name in NAMES}
     return [getattr(module, name.upper()) for name, module in found.items()]
 
 
