@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -337,9 +336,8 @@ class Bucket:
 
     def local(self) -> Path:
         """Return a folder in the user's cache with the parts listed now; cached parts are not fetched again."""
-        kept = Folder(
-            (user_cache() or temporary()) / "parts" / hashlib.sha256(self.objects.url.encode()).hexdigest()[:16]
-        )
+        name = sha256(self.objects.url.encode()).hexdigest()[:16]
+        kept = Folder((user_cache() or temporary()) / "parts" / name)
         listed, here = self._listed(), set(kept.names())
         if not listed:
             raise ConfigError(f"no parts in {self}; make some with: moereplay sweep run FILE --out {self}")

@@ -105,9 +105,9 @@ def tried(search: Search, out: Path) -> list[Job]:
     """Return the replays of every trial in the journal that has values, in the order of the trials, each once."""
     across = axes(search.experiment, search.file)
     with open_journal(out / JOURNAL) as journal:
-        drawn = [each for trials in journal.rounds(identity(search)) for each in trials]
+        drawn = [trial for trials in journal.rounds(identity(search)) for trial in trials]
     settings = [_settings(across, each.params) for each in drawn if each.values is not None]
-    return list(dict.fromkeys(job for each in settings for job in _jobs(search, each)))
+    return list(dict.fromkeys(job for setting in settings for job in _jobs(search, setting)))
 
 
 def jobs_found(search: Search, found: Sequence[Found]) -> list[Job]:
@@ -120,7 +120,7 @@ def platforms_of(search: Search) -> set[str]:
     choices: list[Settings] = []
     for axis in axes(search.experiment, search.file):
         choices += [{axis.name: axis.ends.at(0.5)}] if isinstance(axis, Interval) else axis
-    deciding = [each for each in choices if {name.partition(".")[0] for name in each} & {"platform", "preset"}]
+    deciding = [choice for choice in choices if {name.partition(".")[0] for name in choice} & {"platform", "preset"}]
     return {configuration({**search.experiment.base, **each}).platform for each in deciding or [{}]}
 
 
@@ -165,7 +165,7 @@ def _values(search: Search, figures: Mapping[str, float]) -> list[float] | None:
 
 def _means(of_traces: Sequence[list[float] | None]) -> list[float] | None:
     """Average each objective over the traces; None without a trace, or if a trace lacks an objective."""
-    complete = [each for each in of_traces if each is not None]
+    complete = [of_trace for of_trace in of_traces if of_trace is not None]
     if not of_traces or len(complete) < len(of_traces):
         return None
     return [mean(column) for column in zip(*complete, strict=True)]
@@ -248,7 +248,7 @@ class Journal:
 
     def append(self, search: str, trials: Round) -> None:
         """Append a round. Raises ConfigError, with the file unchanged, if it cannot be written."""
-        line: dict[str, Any] = {"search": search, "trials": [each._asdict() for each in trials]}
+        line: dict[str, Any] = {"search": search, "trials": [trial._asdict() for trial in trials]}
         data = json_text(line | {"sha256": canonical_digest(line)}).encode() + b"\n"
         end = os.lseek(self._handle, 0, os.SEEK_END)
         try:

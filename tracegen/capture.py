@@ -105,7 +105,10 @@ class Capture:
         last = len(seen) - distance
         return _rows(
             [
-                [each.lookahead[distance - 1] if site < last else torch.zeros_like(each.logits) for each in readings]
+                [
+                    reading.lookahead[distance - 1] if site < last else torch.zeros_like(reading.logits)
+                    for reading in readings
+                ]
                 for site, readings in enumerate(seen)
             ],
             torch.float32,
@@ -184,7 +187,7 @@ def _with_choice(output: tuple, site: Site, ids: Tensor, weights: Tensor) -> tup
 
 def _rows(parts: list[list[Tensor]], dtype: torch.dtype) -> np.ndarray:
     """Return (T, L, n) from tensors (T', n) per site and pass."""
-    sites = [torch.cat(each).to("cpu", dtype) for each in parts]
+    sites = [torch.cat(part).to("cpu", dtype) for part in parts]
     return torch.stack(sites, dim=1).numpy()
 
 
@@ -243,7 +246,7 @@ def _differences(site: Site, calls: dict[nn.Module, list[Call]]) -> Iterator[str
 
 def by_hand(site: Site, state: Tensor) -> Iterator[Tensor]:
     """Yield the gate's matrix (E, H), and its bias (E,) if any, applied to its input: in its precision and f32."""
-    matrix = next((each for each in site.gate.parameters() if each.ndim == 2), None)
+    matrix = next((parameter for parameter in site.gate.parameters() if parameter.ndim == 2), None)
     bias = getattr(site.gate, "bias", None)
     if matrix is None or matrix.shape[-1] != state.shape[-1]:
         return

@@ -167,7 +167,7 @@ def _site(place: Place, calls: Calls) -> Site:
     if norm is None:
         raise RecordError(f"layer {place.layer}: the input of {type(block).__name__} is not the output of one norm")
     _check_present(place, norm)
-    experts = next((each for each in block.modules() if _takes(calls.get(each, []), ids)), None)
+    experts = next((module for module in block.modules() if _takes(calls.get(module, []), ids)), None)
     if experts is None:
         raise RecordError(f"layer {place.layer}: no module of {type(block).__name__} receives the ids of its gate")
     return Site(place.layer, gate, place.gate.index, norm, experts, block, _extra(place, block, calls[gate][0]))

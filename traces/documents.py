@@ -393,5 +393,5 @@ class Cached:
         return self._cache(context, lambda window: -(-(window + BATCH) // CELLS) * CELLS)
 
     def _cache(self, context: int, room: Callable[[int], int]) -> int:
-        beyond = sum(each.kv_bytes * max(0, context - room(each.positions)) for each in self.kv_windows)
+        beyond = sum(kv_window.kv_bytes * max(0, context - room(kv_window.positions)) for kv_window in self.kv_windows)
         return max(0, self.kv_bytes * context - beyond)

@@ -105,7 +105,7 @@ class Index(Frozen):
 
     def entry(self, name: str, where: str) -> Entry:
         """Return the entry of that name. Raises TraceError naming the most similar one."""
-        found = {each.name: each for each in self.traces}
+        found = {trace.name: trace for trace in self.traces}
         if not found:
             raise TraceError(f"{where} has no traces: expected folders NAME.zarr, or an index; pass another --from")
         if name not in found:
@@ -421,7 +421,7 @@ COLUMNS = ("name", "model", "licence", "requests", "tokens", "MB", "holds", "sou
 
 def card(index: Index) -> str:
     """Return the card in Markdown, with the YAML header by which hubs classify data sets."""
-    licences = sorted({each.licence for each in index.traces})
+    licences = sorted({trace.licence for trace in index.traces})
     licence = licences[0].lower() if len(licences) == 1 and PLAIN.fullmatch(licences[0]) else "other"
     head = ["---", f"license: {licence}", "tags:", *(f"- {tag}" for tag in TAGS), "---"]
     rows = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", *map(_row, index.traces)]

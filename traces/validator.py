@@ -713,7 +713,7 @@ def check_widths(trace: Trace, found: Census) -> Finding:
     rows = found.widths[:, 1:]
     usual = np.argmax(rows, 1)  # less one
     total, wider = rows.sum(1), np.where(np.arange(k) > usual[:, None], rows, 0).sum(1)
-    fewer = int(sum(each[: np.flatnonzero(each)[-1]].sum() for each in rows if each.any()))
+    fewer = int(sum(row[: np.flatnonzero(row)[-1]].sum() for row in rows if row.any()))
     odd = np.flatnonzero((wider > 0) & (wider * RARE <= np.maximum(total, RARE)) & (total >= SHORTEST))
     if len(odd):
         layer = int(odd[0])

@@ -191,7 +191,8 @@ def real_transfers(
 def check_movable(modules: MoeModules) -> None:
     """Raises RecordError for a model whose experts do not lie together, as numbers, on one device."""
     check_computable([site.experts for site in modules.sites])
-    if len(devices := sorted({str(each.device) for site in modules.sites for each in site.experts.parameters()})) > 1:
+    devices = sorted({str(weight.device) for site in modules.sites for weight in site.experts.parameters()})
+    if len(devices) > 1:
         raise RecordError(
             f"--slow-tier requires all experts on one device, found {', '.join(devices)}; omit --device-map"
         )
@@ -204,7 +205,7 @@ def device_of(modules: MoeModules) -> torch.device:
 
 def layout_of(loaded: Loaded, modules: MoeModules) -> Layout:
     """Return the layout of the model's experts, named by a digest of everything that determines their bytes."""
-    shapes = [[str(each.dtype), *each.shape] for site in modules.sites for each in _weights(site.experts)]
+    shapes = [[str(weight.dtype), *weight.shape] for site in modules.sites for weight in _weights(site.experts)]
     document = [loaded.weights_sha256, loaded.dtype, transformers.__version__, shapes]
     sizes = tuple(sum(each[0].nbytes for each in _weights(site.experts)) for site in modules.sites)
     digest = canonical_digest(document)
@@ -216,7 +217,7 @@ def contents_of(modules: MoeModules, layout: Layout) -> Iterator[np.ndarray]:
     for layer, site in enumerate(modules.sites):
         for expert in range(layout.experts):
             content = np.zeros(layout.padded(layer * layout.experts + expert), np.uint8)
-            parts = [each[expert].contiguous().cpu().view(-1).view(torch.uint8) for each in _weights(site.experts)]
+            parts = [weight[expert].contiguous().cpu().view(-1).view(torch.uint8) for weight in _weights(site.experts)]
             content[: layout.sizes[layer]] = torch.cat(parts).numpy()
             yield content
 

@@ -438,7 +438,7 @@ class CachedModel(Model):
         struct.pack_into("<Q", params.raw, library.places.callback + CACHE_SIZE, size)
         library.said.clear()
         self._start(params, longest, threads)
-        wall = sum(self._request(*each) for each in requests)
+        wall = sum(self._request(*request) for request in requests)
         library.llama_free(self._context)  # prints the counts
         tokens = sum(len(ids) - prompt for ids, prompt in requests)
         said = [line for _, line in library.said if ABOUT.search(line)]

@@ -355,7 +355,7 @@ def _on_cpu(experts: Sequence[OnCpu]) -> dict[str, Figure]:
     if not experts:
         return {}
     one = _figure([each for each in experts if each.tokens == 1] or experts, lambda each: each.spent)
-    many = [each for each in experts if each.tokens > 1]
+    many = [expert for expert in experts if expert.tokens > 1]
     tokens = sum(each.tokens for each in many) / len(many) if many else 2
     more = max(0.0, (_figure(many, lambda each: each.spent).value - one.value) / (tokens - 1)) if many else 0.0
     return {
@@ -388,7 +388,7 @@ def _compute(computed: Sequence[Computed]) -> dict[str, Figure]:
     dense = [each for each in computed if each.y == DENSE]
     inner, first = ([each for each in dense if (each.layer == 0) is outer] for outer in (False, True))
     experts = [each for each in computed if each.y != DENSE]
-    alone = [each for each in experts if not each.beside_link and each.tokens == 1]
+    alone = [expert for expert in experts if not expert.beside_link and expert.tokens == 1]
     beside = [each for each in experts if each.beside_link and each.tokens == 1]
     one = _figure(alone or beside or experts, _until_next)
     base = _figure(inner or first, lambda each: each.spent)
@@ -425,7 +425,7 @@ def _less(of: Figure, part: Figure) -> Figure:
 
 
 def _figure(items: Sequence[Computed] | Sequence[Moved] | Sequence[OnCpu], value: Callable) -> Figure:
-    return figure_of([value(each) for each in items])
+    return figure_of([value(item) for item in items])
 
 
 def figure_of(samples: Sequence[float]) -> Figure:

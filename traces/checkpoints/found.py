@@ -81,7 +81,7 @@ def parts_of(path: Path) -> list[Path]:
     found = SPLIT.search(path.name)
     if not found:
         return [path]
-    parts = [path.with_name(each) for each in _split_names(path.name)]
+    parts = [path.with_name(part) for part in _split_names(path.name)]
     if missing := [part.name for part in parts if not part.is_file()]:
         raise TraceError(f"{path}: missing {missing[0]}, one of its {int(found[2])} parts")
     return parts
@@ -284,7 +284,7 @@ def _expert_size(sizes: tuple[int, ...]) -> str:
 def _kv_words(model: KnownModel) -> str:
     if not model.kv_bytes:
         return ""
-    growing = size(model.kv_bytes - sum(each.kv_bytes for each in model.kv_windows))
+    growing = size(model.kv_bytes - sum(kv_window.kv_bytes for kv_window in model.kv_windows))
     windows = "".join(f" and {size(each.kv_bytes)} up to {each.positions:,}" for each in model.kv_windows)
     held = size(model.kv_held(CONTEXT))
     return f"{growing} per position{windows}, at {model.kv_bits} bits; {held} at {CONTEXT:,} positions"
