@@ -110,7 +110,7 @@ def record(
     from moereplay.results.errors import check_output
     from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.folder import check_look_ahead, require_tokenizer
-    from moereplay.tracegen.llama.file import is_named
+    from moereplay.tracegen.llama.record import is_named
     from moereplay.tracegen.plan import refuse_taken
 
     source = _checked(model, source, sampling)
@@ -264,9 +264,8 @@ def _run_gguf(
 ) -> None:
     """Record the GGUF file; `work_of` makes the input from its tokenizer and its limits."""
     from moereplay.tracegen.llama.binding import library_file
-    from moereplay.tracegen.llama.file import opened
     from moereplay.tracegen.llama.process import Engine
-    from moereplay.tracegen.llama.record import Way, loaded, processors
+    from moereplay.tracegen.llama.record import Way, loaded, opened, processors
 
     file, way = opened(model), Way(placement.threads or processors(), placement.dtype == "float32")
     with Engine(library_file(llama.llama_lib)) as engine:

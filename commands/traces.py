@@ -27,7 +27,7 @@ def traces_list(
 ) -> None:
     """List the traces of a library, or the bundled ones."""
     from moereplay.analysis.tables import table
-    from moereplay.traces.library.index import library_of
+    from moereplay.traces.library import library_of
 
     library = library_of(source)
     entries = library.index().traces
@@ -65,8 +65,7 @@ def traces_get(
     out: Annotated[Path | None, typer.Option(help="Trace to write (default: NAME.zarr).")] = None,
 ) -> None:
     """Copy a trace from a library and check every file against its published sha256."""
-    from moereplay.traces.library.index import folder_of, library_of
-    from moereplay.traces.library.publish import fetch
+    from moereplay.traces.library import fetch, folder_of, library_of
 
     library = library_of(source)
     path = out or Path(folder_of(name))
@@ -88,7 +87,7 @@ def traces_publish(
     source: Annotated[str, typer.Option(help="Source of the routing, in words.")] = "",
 ) -> None:
     """Add a trace to a library with licence, digests and a card. Prompts are left out."""
-    from moereplay.traces.library.publish import publish
+    from moereplay.traces.library import publish
     from moereplay.traces.store import open_trace
 
     entry = publish(open_trace(trace), out, name or trace.name.removesuffix(".zarr"), licence, source)

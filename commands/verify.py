@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from moereplay.calibration.evidence import Machines
     from moereplay.calibration.prediction import Prediction
     from moereplay.calibration.verify import Verified
-    from moereplay.tracegen.llama.file import GgufModel
+    from moereplay.tracegen.llama.record import GgufModel
     from moereplay.traces.schema import Trace
 
 
@@ -101,9 +101,8 @@ def _run(trace: Trace, asked: Engine) -> tuple[Trace, list[EngineRun]]:
     from moereplay.commands.terminal import progress
     from moereplay.simulator.capacity import parse_capacity
     from moereplay.tracegen.llama.binding import library_file
-    from moereplay.tracegen.llama.file import opened
     from moereplay.tracegen.llama.process import cache_runs, requests_of
-    from moereplay.tracegen.llama.record import processors
+    from moereplay.tracegen.llama.record import opened, processors
 
     assert asked.model
     file = opened(str(asked.model))

@@ -18,7 +18,7 @@ from moereplay.analysis.tables import csv, markdown, table
 from moereplay.policies.contract import PolicyError
 from moereplay.policies.files import register
 from moereplay.results.files import csv_text
-from moereplay.traces.library.index import INDEX
+from moereplay.traces.library import INDEX
 from moereplay.traces.schema import Header, Provenance
 from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay

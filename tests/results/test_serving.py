@@ -24,7 +24,6 @@ from moereplay.results.serving import (
     SETTLED,
     Level,
     figures,
-    in_system,
     is_stable,
     parse_level,
     percentile,
@@ -78,17 +77,6 @@ def test_a_percentile_is_the_nearest_rank() -> None:
     assert [percentile(values, each) for each in (50, 90, 99)] == [50, 90, 99]
     assert [percentile([3, 1, 2], each) for each in (50, 90, 99)] == [2, 3, 3]
     assert percentile([], 50) is None
-
-
-def test_requests_in_the_system_are_rate_times_sojourn() -> None:
-    """Little's law: 79 ms of sojourn in 60 ms."""
-    assert in_system(ROWS) == 79 / 60
-    found = replay(TRACE, configure(capacity="50%", passes="batch:2", arrivals="poisson:300")).per_request
-    mean = in_system(found)
-    assert mean is not None
-    figured = figures(found)["requests_per_s"]
-    assert figured is not None
-    assert mean == pytest.approx(figured * sum(each["end_ns"] - each["arrival_ns"] for each in found) / 8 / 1e9)
 
 
 def test_a_level_is_read() -> None:

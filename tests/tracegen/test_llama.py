@@ -19,9 +19,8 @@ from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import MINIATURE
 from moereplay.tracegen.llama import binding, process
 from moereplay.tracegen.llama.child import nll, pick
-from moereplay.tracegen.llama.file import is_named, opened, rule_of
 from moereplay.tracegen.llama.process import Engine
-from moereplay.tracegen.llama.record import Way, loaded, record
+from moereplay.tracegen.llama.record import Way, is_named, loaded, opened, record, rule_of
 from moereplay.tracegen.plan import Decoding, Plan
 from moereplay.tracegen.prompts import Prompts
 from moereplay.tracegen.record import record as record_in_torch

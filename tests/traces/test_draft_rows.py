@@ -14,7 +14,7 @@ import pytest
 from moereplay.analysis.inspection import render as inspected
 from moereplay.traces.combine import appended, merged, taken
 from moereplay.traces.drafts import verified_of
-from moereplay.traces.library.publish import publish
+from moereplay.traces.library import publish
 from moereplay.traces.schema import Request, Trace, TraceError, memory_trace
 from moereplay.traces.selection import first_requests, shortened
 from moereplay.traces.store import open_trace, verify

@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 
 from moereplay.sweeps.experiment.file import from_yaml
 from moereplay.traces.documents import content
-from moereplay.traces.exporters.hf import card, shards
-from moereplay.traces.exporters.lines import number
-from moereplay.traces.exporters.llama_cpp import arguments
-from moereplay.traces.exporters.parquet import schema_of
+from moereplay.traces.exporters.engines import arguments
+from moereplay.traces.exporters.rows import card, number, schema_of, shards
 from moereplay.traces.files import bundled
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Header, Provenance, Trace, TraceError, memory_trace
@@ -118,7 +116,7 @@ def ids():
 
 
 def test_shards_are_of_whole_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moereplay.traces.exporters.hf.SHARD", 10)
+    monkeypatch.setattr("moereplay.traces.exporters.rows.SHARD", 10)
     trace = whole(5, 7)  # requests of 7, 8, 9, 10 and 11 tokens
     assert shards(trace) == [(0, 15), (15, 24), (24, 34), (34, 45)]
 

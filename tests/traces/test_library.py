@@ -19,8 +19,7 @@ import pytest
 
 from moereplay.sweeps.clusters import pack
 from moereplay.traces.files import bundled, write_whole
-from moereplay.traces.library.index import library_of
-from moereplay.traces.library.publish import fetch, publish
+from moereplay.traces.library import fetch, library_of, publish
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.stored import Column
@@ -53,7 +52,7 @@ def library(published: Path, tmp_path: Path) -> Path:
 def test_what_is_fetched_is_what_was_published_without_the_prompts(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moereplay.traces.library.publish.BLOCK", 1000)  # many files have more than one block
+    monkeypatch.setattr("moereplay.traces.library.BLOCK", 1000)  # many files have more than one block
     trace, original = fetch(library_of(str(library)), "mini", tmp_path / "a.zarr"), open_trace(SAMPLE)
     verify(trace)
     assert set(original.arrays) - set(trace.arrays) == {"token_ids"}
@@ -303,7 +302,7 @@ def test_a_publication_that_a_full_disk_ended_is_completed_by_the_same_call(
         if step == "rows":
             patched.setattr(Column, "write", refuses)
         else:
-            patched.setattr("moereplay.traces.library.publish.write_whole", full)
+            patched.setattr("moereplay.traces.library.write_whole", full)
         with pytest.raises(TraceError, match="No space left on device") as refused:
             _publish(tmp_path / "lib", "x")
     assert "--resume" not in str(refused.value)

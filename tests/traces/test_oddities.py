@@ -42,7 +42,7 @@ def test_rows_are_compared_across_the_blocks_that_they_are_read_in(monkeypatch: 
     rows[90:180] = rows[90]
     rows[200:240] = -1
     whole = examine(wide(rows))
-    monkeypatch.setattr("moereplay.traces.oddities.BLOCK", 7 * LAYERS * K)
+    monkeypatch.setattr("moereplay.traces.validator.BLOCK", 7 * LAYERS * K)
     assert examine(wide(rows)) == whole
 
 

@@ -117,7 +117,7 @@ def depth_needed(ready: Plan) -> int:
 def rounding(ready: Plan, stored: float) -> list[float | None]:
     """Return the bits to which experts are rounded, per precision tier; None where weights have no more."""
     bits = ready.chosen.miss.policy.bits(ready.chosen.miss.params)
-    return [None if each >= stored else each for each in bits]
+    return [None if bit >= stored else bit for bit in bits]
 
 
 def changes_experts(ready: Plan, stored: float) -> bool:

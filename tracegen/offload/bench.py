@@ -15,13 +15,12 @@ from moereplay.results.result import Result, Row
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.replay import Plan, plan, report, report_measured
-from moereplay.tracegen.offload.arena import Arena, Copies, Slots, arenas_of
-from moereplay.tracegen.offload.compute import Layers, experts_only, format_at, shape_of
+from moereplay.tracegen.offload.compute import Layers, experts_only, format_at, layers_of, shape_of
 from moereplay.tracegen.offload.durations import Durations, Step, as_machine
-from moereplay.tracegen.offload.graphs import layers_of
 from moereplay.tracegen.offload.machine import Decider, RealMachine, undisturbed
+from moereplay.tracegen.offload.memory import Arena, Slots, arenas_of
 from moereplay.tracegen.offload.part import AUTO, planned, way_of
-from moereplay.tracegen.offload.slow_tier import SlowTier, faults_named, throttled
+from moereplay.tracegen.offload.slow_tier import Copies, SlowTier, faults_named, throttled
 from moereplay.traces.schema import Trace
 
 SPARE_SLOTS = 2  #: the buffer of a demand that is not admitted, and one to spare

@@ -22,10 +22,11 @@ from moereplay.simulator.reference.machine import COMPUTE, CPU, LINK, Activity, 
 from moereplay.simulator.reference.state import Placement, Transfer
 from moereplay.simulator.replay import Plan
 from moereplay.simulator.steps import run
-from moereplay.tracegen.offload.arena import Copies, Slots
 from moereplay.tracegen.offload.compute import Layers
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
+from moereplay.tracegen.offload.memory import Slots
 from moereplay.tracegen.offload.part import COMPILED
+from moereplay.tracegen.offload.slow_tier import Copies
 from moereplay.traces.schema import Trace
 from moereplay.traces.units import SECOND
 
