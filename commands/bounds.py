@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from moereplay.analysis.gap import LEGEND, drawn, flat, gap_of
+from moereplay.analysis.ranking import simulated
+from moereplay.analysis.tables import Share, table
+from moereplay.analysis.tables import csv as as_csv
 from moereplay.commands import options
 from moereplay.commands.options import CORES, CurveSettings, OfBounds, grouped
-from moereplay.commands.terminal import keeping, say, say_when_compiling, show, show_json
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from moereplay.simulator.config import ReplayConfig
-    from moereplay.simulator.curves.curve import Curve
-    from moereplay.simulator.limits.choices import Freedom
-    from moereplay.simulator.limits.limits import Limits
-    from moereplay.sweeps.grid import Outcome
-    from moereplay.traces.schema import Trace
-
+from moereplay.commands.terminal import keeping, progress, say, say_when_compiling, show, show_json
+from moereplay.policies.grammar import parse
+from moereplay.results.errors import check_output
+from moereplay.results.remarks import seconds_in_words, within
+from moereplay.results.result import METRICS, values_of
+from moereplay.results.settings import NAMES, OF_BOUNDS, OF_CURVES, older
+from moereplay.simulator.capacity import parse_capacity
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.curves.curve import REPLAYED, Curve, is_ready, offered, settings, to_row, write_curve
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.limits.choices import Freedom, freedom
+from moereplay.simulator.limits.limits import Limits, limits
+from moereplay.simulator.platforms import platform
+from moereplay.simulator.replay import check_engine
+from moereplay.sweeps.grid import Outcome, decide, run_grid, undecided
+from moereplay.traces.drafts import OFF, parse_drafts
+from moereplay.traces.passes import named_schedule, schedule
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
 
 TWICE = "2k"  #: candidates per token for routing by default
 
@@ -45,11 +58,6 @@ def bounds(
     csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, with all digits.")] = False,
 ) -> None:
     """Compute upper bounds for better eviction, prefetch and routing, and split misses by cause. SIMULATED."""
-    from moereplay.analysis.gap import flat
-    from moereplay.analysis.tables import csv as as_csv
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.store import open_trace
-
     if as_json and csv:
         raise ConfigError("--json and --csv are mutually exclusive")
     opened = open_trace(trace)
@@ -65,8 +73,6 @@ def bounds(
 
 def _freedom(trace: Trace, asked: Routing) -> Freedom | None:
     """Return the freedom of routing as given, else 2k candidates if the trace has logits."""
-    from moereplay.simulator.limits.choices import freedom
-
     if asked.top_m or asked.mass is not None or asked.top_j or "logits" in trace.arrays:
         top_m = asked.top_m or ("" if asked.mass is not None else TWICE)
         return freedom(trace, top_m, asked.top_j, asked.mass)
@@ -75,10 +81,6 @@ def _freedom(trace: Trace, asked: Routing) -> Freedom | None:
 
 def _documents(trace: Trace, configs: list[ReplayConfig], free: Freedom | None, workers: int) -> list[dict[str, Any]]:
     """Return a document per combination of settings other than eviction."""
-    from moereplay.commands.terminal import progress
-    from moereplay.simulator.limits.limits import limits
-    from moereplay.sweeps.grid import run_grid
-
     say_when_compiling()
     with progress(len(configs), "replays") as advance:
         outcomes = list(run_grid(trace, configs, workers, done=advance))
@@ -95,10 +97,6 @@ def _documents(trace: Trace, configs: list[ReplayConfig], free: Freedom | None, 
 
 def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays: Sequence[Outcome]) -> dict[str, Any]:
     """Return settings, limits and the policies that were replayed."""
-    from moereplay.results.remarks import seconds_in_words
-    from moereplay.results.result import METRICS
-    from moereplay.results.settings import OF_BOUNDS
-
     least, fixed, routed = found.least, found.fixed, found.routed
     return {
         "config": {name: getattr(config, name) for name in OF_BOUNDS if name != "eviction"},
@@ -124,12 +122,6 @@ def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays
 
 def _policy(outcome: Outcome, found: Limits) -> dict[str, Any]:
     """Return a replay's misses and time, and its misses by cause."""
-    from dataclasses import asdict
-
-    from moereplay.analysis.gap import gap_of
-    from moereplay.policies.grammar import parse
-    from moereplay.results.result import values_of
-
     result, _ = outcome
     eviction, misses = result.config["eviction"], result.totals["misses"]
     chosen = parse("eviction", eviction)
@@ -147,9 +139,6 @@ def _policy(outcome: Outcome, found: Limits) -> dict[str, Any]:
 
 
 def _report_bounds(trace: Trace, documents: Sequence[dict[str, Any]], free: Freedom | None) -> None:
-    from moereplay.analysis.gap import LEGEND, drawn
-    from moereplay.analysis.ranking import simulated
-
     show(*simulated(trace))
     for document in documents:
         capacity = document["config"]["capacity"]
@@ -193,10 +182,6 @@ def curve(
     out: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per curve; `plot` reads it.")] = None,
 ) -> None:
     """Count misses at every capacity in one pass: LRU and Belady, without prefetch. SIMULATED."""
-    from moereplay.results.errors import check_output
-    from moereplay.simulator.curves.curve import to_row, write_curve
-    from moereplay.traces.store import open_trace
-
     opened, how = open_trace(trace), settings.lists() | settings.fixed()
     names = _names(opened, eviction, how, as_json)
     _check_replays(platform, engine)
@@ -217,9 +202,6 @@ def curve(
 
 def _names(trace: Trace, eviction: str, how: Mapping[str, Any], as_json: bool) -> list[str]:
     """Return the policies to count, checked before the first count. Raises ConfigError or PolicyError."""
-    from moereplay.simulator.curves.curve import REPLAYED, offered, settings
-    from moereplay.simulator.errors import ConfigError
-
     known = offered(trace.geometry, how["scope"])
     usual = REPLAYED if "belady" in known else known
     listed = [name.strip() for name in eviction.split(",")] if eviction else usual
@@ -238,19 +220,13 @@ def _names(trace: Trace, eviction: str, how: Mapping[str, Any], as_json: bool) -
 
 def _check_replays(machine: str, engine: str) -> None:
     """Raises ConfigError for an unknown platform or engine, before anything is counted."""
-    from moereplay.simulator.platforms import platform
-    from moereplay.simulator.replay import check_engine
-
     check_engine(engine)
     if machine:
         platform(machine)
 
 
 def _counted(trace: Trace, policy: str, how: Mapping[str, Any]) -> Curve:
-    from moereplay.commands.terminal import progress
-    from moereplay.simulator.curves.curve import curve, is_ready
-    from moereplay.traces.drafts import parse_drafts
-    from moereplay.traces.passes import named_schedule, schedule
+    from moereplay.simulator.curves.curve import curve
 
     if not is_ready(policy):
         say(f"compiling the count of {policy} (a few seconds, first run only)")
@@ -262,9 +238,6 @@ def _counted(trace: Trace, policy: str, how: Mapping[str, Any]) -> Curve:
 
 def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int) -> Curve:
     """Replay capacities whose counts depend on times, if a platform is given."""
-    from moereplay.commands.terminal import progress
-    from moereplay.sweeps.grid import decide, undecided
-
     if not platform or made.decided.all():
         return made
     say_when_compiling()
@@ -274,9 +247,6 @@ def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int
 
 def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
     """Return the capacities of the table that hold an expert, in bytes of all pools, rounded as in replays."""
-    from moereplay.simulator.capacity import parse_capacity
-    from moereplay.simulator.errors import ConfigError
-
     known = {}
     for text in SHOWN:
         try:
@@ -287,11 +257,6 @@ def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
 
 
 def _report_curves(trace: Trace, curves: list[Curve]) -> None:
-    from moereplay.analysis.ranking import simulated
-    from moereplay.analysis.tables import table
-    from moereplay.results.settings import NAMES, OF_CURVES, older
-    from moereplay.traces.drafts import OFF
-
     first = curves[0]
     given = {name: getattr(first.config, name) for name in NAMES if name in OF_CURVES}
     given |= {"seed": first.config.seed} if "draft" in given and first.config.draft != OFF else {}
@@ -307,8 +272,6 @@ def _report_curves(trace: Trace, curves: list[Curve]) -> None:
 
 
 def _line(curves: list[Curve], text: str, size: int) -> dict[str, object]:
-    from moereplay.analysis.tables import Share
-
     first = curves[0]
     line: dict[str, object] = {"capacity": text, "experts": size * first.experts / first.total_bytes}
     for made in curves:
@@ -319,8 +282,6 @@ def _line(curves: list[Curve], text: str, size: int) -> dict[str, object]:
 
 
 def _misses(made: Curve, size: int) -> int | None:
-    from moereplay.simulator.errors import ConfigError
-
     try:
         return made.misses_at(size)
     except ConfigError:  # depends on times
@@ -329,8 +290,6 @@ def _misses(made: Curve, size: int) -> int | None:
 
 def _uncertain(made: Curve) -> list[str]:
     """Return how far the most hits are known, where experts of a pool differ in bytes."""
-    from moereplay.results.remarks import within
-
     if made.bracket is None:
         return []
     gap = float((made.bracket[1] - made.bracket[0]).max(initial=0)) / max(1, made.accesses)

@@ -9,23 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from moereplay.analysis.tables import table
+from moereplay.calibration.files import read_runs
+from moereplay.calibration.runs import Logged
+from moereplay.commands.model_options import slow_tier_of
 from moereplay.commands.options import check_platform_file, grouped, model_named
-from moereplay.commands.terminal import STDOUT, say, say_when_compiling, show, show_json
+from moereplay.commands.terminal import STDOUT, progress, say, say_when_compiling, show, show_json
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platforms import as_toml, platform
+from moereplay.sweeps.recommend.measured import Row, samples
+from moereplay.sweeps.recommend.series import Fitted, Group, chosen_of, document, fitted, groups, platform_of
+from moereplay.sweeps.recommend.series import Written as Machine
+from moereplay.tracegen.errors import require_torch
+from moereplay.tracegen.offload.part import require_place, shallow, slow_tier_named, throttle_named
+from moereplay.traces.checkpoints.found import model_of
+from moereplay.traces.files import write_whole
+from moereplay.traces.schema import Geometry
+from moereplay.traces.texts import counted, hint, typed
 
 if TYPE_CHECKING:
     from moereplay.calibration.evidence import Calibrated
-    from moereplay.calibration.runs import Logged
-    from moereplay.sweeps.recommend.measured import Row
-    from moereplay.sweeps.recommend.series import Fitted, Group
-    from moereplay.sweeps.recommend.series import Written as Machine
-    from moereplay.traces.schema import Geometry
-
-    Judged = tuple[Group, Fitted]
-
+Judged = tuple[Group, Fitted]
 BASE = "phone-ufs4"  #: a device whose experts lie on flash
 Value = TypeVar("Value")
 
@@ -72,8 +81,6 @@ class Written(NamedTuple):
 
     def check(self) -> None:
         """Raises ConfigError or ResultError for an output that cannot be written, before anything is read."""
-        from moereplay.simulator.errors import ConfigError
-
         if self.out == STDOUT and self.as_json:
             raise ConfigError("--out - cannot be combined with --json: both write to standard output")
         if self.out and self.out != STDOUT:
@@ -82,7 +89,6 @@ class Written(NamedTuple):
     def finish(self, toml: str, warnings: Sequence[str], show_tables: Callable[[], None]) -> None:
         """Write the platform, then print the tables. If the platform goes to standard output, warnings go to stderr."""
         from moereplay.calibration.report import warning_lines
-        from moereplay.traces.files import write_whole
 
         if self.out == STDOUT:
             for line in warning_lines(warnings):
@@ -107,9 +113,6 @@ def calibrate_logs(
 ) -> None:
     """Fit a platform to per-token logs of an engine, and predict the tokens that are held out."""
     from moereplay.calibration.evidence import calibrate_logs as fitted
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platforms import platform
-    from moereplay.traces.texts import typed
 
     written.check()
     for log in logs:
@@ -132,9 +135,6 @@ def calibrate_folder(
 ) -> None:
     """Fit a platform to some runs of a folder, and predict the other runs of the same device."""
     from moereplay.calibration.evidence import calibrate_folder as fitted
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platforms import platform
-    from moereplay.traces.texts import typed
 
     written.check()
     check_exists(folder)
@@ -168,15 +168,6 @@ def calibrate_machine(
     written: Written,
 ) -> None:
     """Measure this machine: move and compute random experts of a model's sizes, and fit a platform to the times."""
-    from tempfile import TemporaryDirectory
-
-    from moereplay.commands.model_options import slow_tier_of
-    from moereplay.commands.terminal import progress
-    from moereplay.simulator.platforms import as_toml
-    from moereplay.tracegen.errors import require_torch
-    from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
-    from moereplay.traces.checkpoints.found import model_of
-
     written.check()
     require_torch()
     rate, geometry = throttle_named(throttle), _first_layers(model, layers)
@@ -206,17 +197,12 @@ def older_use(arguments: Sequence[str]) -> str:
 
 def check_exists(source: Path) -> None:
     """Raises ConfigError for a file or folder that is not there."""
-    from moereplay.simulator.errors import ConfigError
-
     if not source.exists():
         raise ConfigError(f"cannot read {source}: No such file or directory; check the path")
 
 
 def _first_layers(model: str, layers: int) -> Geometry:
     """Raises TraceError for an unknown model, ConfigError for more layers than it has."""
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.tracegen.offload.part import shallow
-
     geometry = model_named(model).geometry
     if layers > geometry.layers:
         raise ConfigError(f"invalid --layers {layers}: expected at most {geometry.layers}, the layers of {model}")
@@ -225,9 +211,6 @@ def _first_layers(model: str, layers: int) -> Geometry:
 
 def facts_of(about: AboutLogs, files: Sequence[Path], device: str) -> list[Logged]:
     """Return the facts about each log. Raises ConfigError naming an option that is missing or repeated too often."""
-    from moereplay.calibration.runs import Logged
-    from moereplay.simulator.errors import ConfigError
-
     if about.model is None:
         raise ConfigError("missing model: pass --model NAME; `moereplay models` lists the names")
     if about.memory is None:
@@ -238,22 +221,17 @@ def facts_of(about: AboutLogs, files: Sequence[Path], device: str) -> list[Logge
 
 def per_log(values: Sequence[Value], files: Sequence[Path], option: str) -> list[Value]:
     """Return one value per log. Raises ConfigError unless there is one value, or one per log."""
-    from moereplay.simulator.errors import ConfigError
-
     if len(values) not in (1, len(files)):
         raise ConfigError(f"{option} is given {len(values)} times for {len(files)} logs; pass it once, or once per log")
     return list(values) * (1 if len(values) == len(files) else len(files))
 
 
 def _finish(made: Calibrated, written: Written) -> None:
-    from moereplay.simulator.platforms import as_toml
-
     shown = partial(_show_fit, made, written.as_json)
     written.finish(as_toml(made.fitted.platform), made.fitted.warnings, shown)
 
 
 def _show_fit(made: Calibrated, as_json: bool) -> None:
-    from moereplay.analysis.tables import table
     from moereplay.calibration.report import SPARE, document, figure_rows, residual_rows, summary_line, warning_lines
 
     found = made.fitted
@@ -270,7 +248,6 @@ def _show_fit(made: Calibrated, as_json: bool) -> None:
 
 
 def _show_machine(document: dict[str, Any], as_json: bool) -> None:
-    from moereplay.analysis.tables import table
     from moereplay.calibration.report import figure_row, warning_lines
 
     if as_json:
@@ -305,12 +282,6 @@ def calibrate_series(
     written: Written,
 ) -> None:
     """Fit the rate of misses and the fixed time per token to one or two runs of a series, and predict the others."""
-    from moereplay.calibration.files import read_runs
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platforms import as_toml
-    from moereplay.sweeps.recommend.measured import samples
-    from moereplay.sweeps.recommend.series import chosen_of, fitted, groups, platform_of
-
     written.check()
     rows = _of_series(read_runs(table), series)
     say_when_compiling()
@@ -332,9 +303,6 @@ def calibrate_series(
 
 
 def _of_series(rows: Sequence[Row], series: str) -> list[Row]:
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.texts import hint
-
     kept = [row for row in rows if not series or row["series"] == series]
     if not kept:
         raise ConfigError(f"unknown series {series!r}: {hint(series, sorted({row['series'] for row in rows}))}")
@@ -343,9 +311,6 @@ def _of_series(rows: Sequence[Row], series: str) -> list[Row]:
 
 def _with(found: Sequence[Group], names: list[str], refused: Sequence[tuple[Row, str]]) -> list[Group]:
     """Return the groups that hold a named run, or all. Raises ConfigError for a run that is refused or in no group."""
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.texts import hint
-
     for row, why in refused:
         if row["id"] in names:
             raise ConfigError(f"invalid --fit {row['id']}: the closed form cannot predict this run: {why}")
@@ -366,10 +331,7 @@ def _about(groups: Sequence[Group]) -> list[str]:
 def _show_series(
     judged: Sequence[Judged], refused: Sequence[tuple[Row, str]], machine: Machine | None, as_json: bool
 ) -> None:
-    from moereplay.analysis.tables import table
     from moereplay.calibration.report import figure_row
-    from moereplay.sweeps.recommend.series import document
-    from moereplay.traces.texts import counted
 
     said = document(judged, refused, machine)
     if as_json:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
+from pydantic_core import to_json
 
+from moereplay.analysis.tables import definitions, table
 from moereplay.commands import options
 from moereplay.commands.options import grouped
 from moereplay.commands.terminal import STDOUT, progress, say, show, show_json
-
-if TYPE_CHECKING:
-    from moereplay.simulator.here import Survey
-    from moereplay.simulator.machine import Machine
+from moereplay.policies import named
+from moereplay.policies.table import explain, rows
+from moereplay.policies.table import markdown as as_markdown
+from moereplay.results.errors import ResultError
+from moereplay.simulator.cards import cards as known
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.here import Survey, as_file, surveyed
+from moereplay.simulator.machine import Machine, assembled, in_memory
+from moereplay.simulator.platforms import as_toml, platform
+from moereplay.simulator.platforms import presets as shipped
+from moereplay.simulator.presets import NAMES, preset
+from moereplay.traces.checkpoints.found import explained, model_of
+from moereplay.traces.files import write_whole
+from moereplay.traces.geometry import known_models
+from moereplay.traces.store import open_trace
 
 
 def policies(
@@ -22,11 +35,6 @@ def policies(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/policies-table.md.")] = False,
 ) -> None:
     """List the policies of all four kinds, or explain one: parameters, needs, source."""
-    from moereplay.analysis.tables import definitions, table
-    from moereplay.policies import named
-    from moereplay.policies.table import explain, rows
-    from moereplay.policies.table import markdown as as_markdown
-
     if name is not None:
         for policy in named(name):
             show(*definitions(explain(policy)), "")
@@ -39,8 +47,7 @@ def policies(
 
 def presets(name: Annotated[str | None, typer.Argument(help="Explain this preset.")] = None) -> None:
     """List the presets of `replay --preset`, or explain one: values, sources, assumptions."""
-    from moereplay.analysis.tables import definitions, table
-    from moereplay.simulator.presets import NAMES, explain, preset
+    from moereplay.simulator.presets import explain
 
     if name:
         show(*definitions(explain(preset(name))))
@@ -61,11 +68,6 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the known models, or show the sizes of one: a known name, a file, a folder, or owner/name of the hub."""
-    from moereplay.analysis.tables import definitions, table
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.checkpoints.found import explained, model_of
-    from moereplay.traces.geometry import known_models
-
     if name:
         found = model_of(name, quant, refresh)
         if as_json:
@@ -104,8 +106,6 @@ class Parts(NamedTuple):
 
     def machine(self) -> Machine:
         """Return the machine of these parts. Raises ConfigError."""
-        from moereplay.simulator.machine import assembled, in_memory
-
         if self.disk.strip().lower() == "none":
             return in_memory(assembled(**self._replace(disk="")._asdict()))
         return assembled(**self._asdict())
@@ -136,8 +136,6 @@ def platforms(
     """List the built-in platforms, show one with its sources, or describe this machine or a list of parts."""
     _check(name, here, folder, parts, cards, output)
     if here:
-        from moereplay.simulator.here import surveyed
-
         survey = surveyed(folder or Path())
         _give(survey.machine, survey, output)
     elif any(parts):
@@ -150,8 +148,6 @@ def platforms(
 
 def _check(name: str | None, here: bool, folder: Path | None, parts: Parts, cards: bool, output: Output) -> None:
     """Raises ConfigError for options that cannot be combined, and ResultError for a file that cannot be written."""
-    from moereplay.simulator.errors import ConfigError
-
     said = {"a platform's name": name is not None, "--here": here, "--cards": cards}
     said |= {f"--{option.replace('_', '-')}": bool(value) for option, value in parts._asdict().items()}
     asked = [what for what, is_said in said.items() if is_said]
@@ -176,9 +172,6 @@ def _check(name: str | None, here: bool, folder: Path | None, parts: Parts, card
 
 def _give(machine: Machine, survey: Survey | None, output: Output) -> None:
     """Print a machine, and write its file."""
-    from moereplay.analysis.tables import definitions
-    from moereplay.simulator.here import as_file
-
     text = as_file(machine)
     if output.out is not None and output.out != STDOUT:
         _write(output.out, text)
@@ -197,9 +190,6 @@ def _give(machine: Machine, survey: Survey | None, output: Output) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    from moereplay.results.errors import ResultError
-    from moereplay.traces.files import write_whole
-
     try:
         write_whole(path, text.encode())
     except OSError as error:
@@ -207,10 +197,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _shown(name: str, output: Output) -> None:
-    from pydantic_core import to_json
-
-    from moereplay.simulator.platforms import as_toml, platform
-
     if output.toml:
         print(as_toml(platform(name)), end="")
     else:
@@ -218,10 +204,6 @@ def _shown(name: str, output: Output) -> None:
 
 
 def _listed(cards: bool, as_json: bool) -> None:
-    from moereplay.analysis.tables import table
-    from moereplay.simulator.cards import cards as known
-    from moereplay.simulator.platforms import presets as shipped
-
     if as_json:
         entries = known().values() if cards else shipped()
         show_json([each.row() for each in entries])
@@ -238,7 +220,6 @@ def _listed(cards: bool, as_json: bool) -> None:
 
 def routing_list() -> None:
     """List the built-in routing models, with the error of their hit rates against real routing."""
-    from moereplay.analysis.tables import table
     from moereplay.traces.routing import shipped
 
     show(
@@ -294,10 +275,7 @@ def routing_fit(
 ) -> None:
     """Fit a routing model to half of a trace's requests, and judge it on the other half."""
     from moereplay.calibration.routing import fit, units
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.files import write_whole
     from moereplay.traces.routing import as_toml
-    from moereplay.traces.store import open_trace
 
     if out.suffix != ".toml":
         raise ConfigError(f"invalid --out {out}: expected NAME.toml")

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import typer
 
-from moereplay.commands.terminal import INTERRUPTED, interruptible, keeping, say, say_when_compiling
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from moereplay.analysis.checks import Candidate
-    from moereplay.sweeps.checks import Checker, Chosen
-    from moereplay.sweeps.checks import Checks as Kept
-    from moereplay.sweeps.jobs import Job
-    from moereplay.traces.schema import Trace
+from moereplay.analysis.checks import Candidate, summary
+from moereplay.commands.model_options import slow_tier_of
+from moereplay.commands.terminal import INTERRUPTED, interruptible, keeping, progress, say, say_when_compiling
+from moereplay.commands.validate import as_recorded, folder_of, loaded_for
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.checks import Checker, Chosen
+from moereplay.sweeps.checks import Checks as Kept
+from moereplay.sweeps.jobs import Job
+from moereplay.tracegen.errors import require_torch
+from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
+from moereplay.tracegen.plan import check_device
+from moereplay.traces.schema import Trace
 
 MOST_NAMED = 5  #: maximum number of skipped configurations that are printed
 
@@ -69,8 +72,6 @@ def checker_of(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
     way = _way(asked)
     if way is None:
         return None
-    from moereplay.tracegen.errors import require_torch
-
     require_torch()
     found = _running(asked, traces) if way == "live" else _measuring(asked, traces, platforms)
     for trace in traces:
@@ -80,8 +81,6 @@ def checker_of(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
 
 def _way(asked: Checks) -> str | None:
     """Return slow_tier or live. Raises ConfigError for options that cannot be combined."""
-    from moereplay.simulator.errors import ConfigError
-
     ways = [name for name in BESIDE if getattr(asked, name) is not None]
     given = [name for name in Checks._fields[1:] if getattr(asked, name) not in (None, "")]
     if asked.every is None:
@@ -104,9 +103,6 @@ def _option(name: str) -> str:
 
 
 def _measuring(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str]) -> Checker:
-    from moereplay.commands.model_options import slow_tier_of
-    from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
-
     named, device = asked.slow_tier or "", asked.device or "cpu"
     part = (asked.layers or 4, asked.check_prompt or 0, asked.check_tokens or 16)
     throttle = throttle_named(asked.throttle or "none")
@@ -121,9 +117,6 @@ def _measuring(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
 
 
 def _running(asked: Checks, traces: Sequence[Trace]) -> Checker:
-    from moereplay.commands.validate import as_recorded, folder_of, loaded_for
-    from moereplay.tracegen.plan import check_device
-
     device, named = asked.device or "auto", asked.live or ""
     check_device(device)
     folder = folder_of(traces[0], named)
@@ -140,10 +133,6 @@ def checked(
     checker: Checker, traces: Sequence[Trace], folder: Path, jobs: Sequence[Job], choose: Callable[[Kept], Chosen]
 ) -> None:
     """Run the chosen checks that are not stored yet, and print the errors of replays. Raises Exit if interrupted."""
-    from moereplay.analysis.checks import summary
-    from moereplay.commands.terminal import progress
-    from moereplay.sweeps.checks import Checks as Kept
-
     say_when_compiling()
     kept = Kept(checker, traces, folder)
     kept_words = f"finished checks are kept in {folder}; run the same command to resume"
@@ -161,8 +150,6 @@ def checked(
 
 
 def _candidate(job: Job) -> Candidate:
-    from moereplay.analysis.checks import Candidate
-
     settings = {name: str(value) for name, value in job.config.model_dump(mode="json").items()}
     return Candidate(job.identity, settings | {"trace": job.digest[:12]}, job.config.policy_set().open_loop)
 

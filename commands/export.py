@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
+from pydantic import ValidationError
 
+from moereplay.analysis.tables import table
 from moereplay.commands import options
 from moereplay.commands.options import grouped
 from moereplay.commands.terminal import keeping, say, show, show_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from moereplay.traces.exporters.contract import Export, Options
-    from moereplay.traces.schema import Trace
+from moereplay.results.remarks import assumptions
+from moereplay.simulator.capacity import CONTEXT, divided, memory_of, parse_capacity
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platforms import platform
+from moereplay.traces.exporters import contract
+from moereplay.traces.exporters.contract import Export, Options, exporters
+from moereplay.traces.schema import Trace
+from moereplay.traces.selection import first_requests
+from moereplay.traces.store import open_trace
+from moereplay.traces.summary import synthetic
 
 
 class Placement(NamedTuple):
@@ -60,13 +68,6 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write a trace, or an expert placement derived from it, in the format of another tool."""
-    from moereplay.results.remarks import assumptions
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.exporters import contract
-    from moereplay.traces.selection import first_requests
-    from moereplay.traces.store import open_trace
-    from moereplay.traces.summary import synthetic
-
     if listed:
         _list(as_json)
         return
@@ -86,8 +87,7 @@ def export(
 
 
 def _list(as_json: bool) -> None:
-    from moereplay.analysis.tables import table
-    from moereplay.traces.exporters.contract import exporters, options
+    from moereplay.traces.exporters.contract import options
 
     found = [
         {"format": each.name, "writes": each.writes, "options": options(each), "what": each.summary}
@@ -102,11 +102,6 @@ def _list(as_json: bool) -> None:
 
 def _options(trace: Trace, placement: Placement, stream: Stream, licence: str) -> Options:
     """Return the options of exporters. Raises ConfigError or TraceError."""
-    from pydantic import ValidationError
-
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.exporters.contract import Options
-
     try:
         return Options(
             cache_bytes=_cache_bytes(trace, placement),
@@ -122,11 +117,6 @@ def _options(trace: Trace, placement: Placement, stream: Stream, licence: str) -
 
 def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
     """Return the bytes for experts, from --capacity or --vram. Raises ConfigError."""
-    from moereplay.simulator.capacity import CONTEXT, divided, memory_of, parse_capacity
-    from moereplay.simulator.config import configure
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platforms import platform
-
     if placement.capacity and placement.vram:
         raise ConfigError("--capacity cannot be combined with --vram")
     if placement.platform and not placement.vram:

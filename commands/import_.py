@@ -6,17 +6,29 @@ import sys
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import typer
+from pydantic import ValidationError
 
 from moereplay.commands import options
 from moereplay.commands.options import grouped, option_fault
 from moereplay.commands.terminal import keeping, left_of, say, say_wrote
-
-if TYPE_CHECKING:
-    from moereplay.traces.importers.contract import Options, Order
-    from moereplay.traces.profiles.contract import Form
+from moereplay.results.errors import check_output
+from moereplay.simulator.capacity import parse_size
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.checkpoints.found import model_of
+from moereplay.traces.documents import json_text
+from moereplay.traces.files import write_whole
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.columns import COUNTS, columns_named, where_named
+from moereplay.traces.importers.contract import ASSUMED, WARNED, Options, Order, dense_line, size_line
+from moereplay.traces.profiles import contract as profiles
+from moereplay.traces.profiles.contract import NO_ORDER, Form, check_model, ranked
+from moereplay.traces.schema import RowError, TraceError
+from moereplay.traces.texts import counted, whole
+from moereplay.traces.validator import examine
+from moereplay.traces.writer import write_trace
 
 
 class Sizes(NamedTuple):
@@ -91,10 +103,6 @@ def import_(
 ) -> None:
     """Convert another tool's routing trace. Expert counts become a profile, NAME.json."""
 
-    from moereplay.traces.importers.columns import COUNTS
-    from moereplay.traces.profiles import contract as profiles
-    from moereplay.traces.schema import TraceError
-
     settings = _settings(sizes, reading)
     counts = COUNTS in (settings.columns or {})
     form = None if settings.columns and not counts else profiles.detect(source, reading.format)
@@ -110,12 +118,6 @@ def import_(
 
 def _trace_of(source: Path, out: Path, settings: Options, format: str | None, limit: int | None, resume: bool) -> None:
     """Write the trace, and print assumptions and warnings. Raises TraceError."""
-    from moereplay.traces.importers import registry as importers
-    from moereplay.traces.importers.contract import ASSUMED, WARNED, dense_line, size_line
-    from moereplay.traces.schema import RowError, TraceError
-    from moereplay.traces.validator import examine
-    from moereplay.traces.writer import write_trace
-
     with keeping(lambda: left_of(out, "imported")):
         foreign = importers.read(source, settings, format)
         requests = foreign.requests if limit is None else islice(foreign.requests, min(limit, sys.maxsize))
@@ -136,13 +138,6 @@ def _trace_of(source: Path, out: Path, settings: Options, format: str | None, li
 
 def _settings(sizes: Sizes, reading: Reading) -> Options:
     """Return the options of importers. Raises ConfigError or TraceError."""
-    from pydantic import ValidationError
-
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.importers.columns import columns_named, where_named
-    from moereplay.traces.importers.contract import Options
-    from moereplay.traces.schema import TraceError
-
     options.refuse_both(model=sizes.model or "", model_name=sizes.model_name or "")
     options.refuse_both(quant=sizes.quant, expert_bits=sizes.expert_bits)
     options.refuse_both(quant=sizes.quant, expert_bytes=sizes.expert_bytes or "")
@@ -174,9 +169,6 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
 
 def _shape(text: str | None) -> tuple[int, int] | None:
     """Parse LAYERSxK. Raises ConfigError."""
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.texts import whole
-
     if text is None:
         return None
     layers, _, k = text.partition("x")
@@ -188,8 +180,6 @@ def _shape(text: str | None) -> tuple[int, int] | None:
 
 def _ids(text: str) -> Literal["layer", "global"]:
     """Parse the numbering of experts. Raises ConfigError."""
-    from moereplay.simulator.errors import ConfigError
-
     if text not in ("layer", "global"):
         raise ConfigError(f"invalid --ids {text[:40]!r}: expected layer or global")
     return text
@@ -197,8 +187,6 @@ def _ids(text: str) -> Literal["layer", "global"]:
 
 def _axes(text: str | None) -> Order | None:
     """Parse the order of axes. Raises ConfigError."""
-    from moereplay.simulator.errors import ConfigError
-
     if text not in (None, "tokens,layers,k", "layers,tokens,k"):
         raise ConfigError(f"invalid --axes {text[:40]!r}: expected tokens,layers,k or layers,tokens,k")
     return text
@@ -214,10 +202,6 @@ def _sizes(text: str | None) -> int | tuple[int, ...] | None:
 
 def _size(text: str) -> int:
     """Parse bytes, with or without a unit. Raises ConfigError."""
-    from moereplay.simulator.capacity import parse_size
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.texts import whole
-
     size = whole(text) or (parse_size(text) if len(text) < 40 else None)
     if not size or size != int(size):
         forms = "whole bytes as 1000000, or a size as 10MB or 1.5MiB, one for all layers or one per layer with /"
@@ -232,18 +216,11 @@ SUFFIX = ".json"
 
 def write_profile(path: Path, ranking: Sequence[tuple[int, int]]) -> None:
     """Write a JSON list of [layer, expert], best first. Raises OSError and leaves no partial file."""
-    from moereplay.traces.documents import json_text
-    from moereplay.traces.files import write_whole
-
     write_whole(path, (json_text(ranking) + "\n").encode())
 
 
 def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: int | None, resume: bool) -> None:
     """Write the ranking of expert counts, at most `limit` experts. Raises TraceError or ResultError."""
-    from moereplay.traces.checkpoints.found import model_of
-    from moereplay.traces.profiles.contract import NO_ORDER, check_model, ranked
-    from moereplay.traces.texts import counted
-
     _check_options(form, source, out, options, resume)
     counts = form.read(source, _named(options)) if form.named else form.read(source)
     if options.model:
@@ -258,9 +235,6 @@ def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: 
 
 def _named(options: Options) -> str | None:
     """Return NAME of `--columns counts=NAME`. Raises TraceError for other columns."""
-    from moereplay.traces.importers.columns import COUNTS
-    from moereplay.traces.schema import TraceError
-
     asked = options.columns or {}
     if others := [field for field in asked if field != COUNTS]:
         raise TraceError(f"--columns {others[0]}= cannot be combined with counts: pass {COUNTS}=NAME alone")
@@ -269,9 +243,6 @@ def _named(options: Options) -> str | None:
 
 def _check_options(form: Form, source: Path, out: Path, options: Options, resume: bool) -> None:
     """Raises TraceError for options that counts do not use, and unless the output is a new NAME.json."""
-    from moereplay.results.errors import check_output
-    from moereplay.traces.schema import TraceError
-
     if out.suffix != SUFFIX:
         raise TraceError(
             f"{source} has expert counts ({form.name}) without token order, not a trace: pass --out NAME{SUFFIX}; "

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from pydantic import ValidationError
 
+from moereplay.analysis.metrics import measured
+from moereplay.analysis.ranking import settings
+from moereplay.analysis.tables import table
 from moereplay.commands import model_options
 from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Offloading, Placement, measured_on, real_transfers
 from moereplay.commands.options import LiveSettings, PolicyFiles, check_events, grouped, option_fault
 from moereplay.commands.terminal import LiveMeter, keeping, say, say_wrote, show, show_json
+from moereplay.results.errors import check_output
+from moereplay.results.files import to_frame, write_events
+from moereplay.simulator.config import ReplayConfig
+from moereplay.tracegen.errors import RecordError, require_torch
+from moereplay.tracegen.folder import MINIATURE, Folder, check_look_ahead, require_tokenizer
+from moereplay.tracegen.live.requests import LiveRequest, check_live, requests_of
+from moereplay.tracegen.plan import Decoding, refuse_taken
+from moereplay.tracegen.precision import check_quantiser
+from moereplay.tracegen.prompts import Prompts, read_prompts, read_texts
+from moereplay.tracegen.tokens import encode, windows
+from moereplay.traces.schema import Request, Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.texts import counted
+from moereplay.traces.writer import TraceWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from moereplay.simulator.config import ReplayConfig
     from moereplay.tracegen.checkpoint import Loaded
-    from moereplay.tracegen.folder import Folder
     from moereplay.tracegen.live.experts import Stored
-    from moereplay.tracegen.live.requests import LiveRequest
     from moereplay.tracegen.live.run import Live, Prepared
-    from moereplay.tracegen.plan import Decoding
-    from moereplay.tracegen.prompts import Prompts
-    from moereplay.traces.schema import Request, Trace
-
 #: Options that require one kind of input; None or False means that the option was not given.
 BESIDE = {
     "trace": (),
@@ -96,10 +106,6 @@ def live(
 
     With --slow-tier, experts are read from there into a cache of that capacity, and times are MEASURED.
     """
-    from moereplay.tracegen.errors import require_torch
-    from moereplay.tracegen.folder import check_look_ahead
-    from moereplay.tracegen.precision import check_quantiser
-
     tokens = _checked(model, tokens)
     config = settings.only("live")
     real = offloading.checked(config, settings, placement)
@@ -124,9 +130,6 @@ def live(
 
 def _checked(model: str, tokens: Tokens) -> Tokens:
     """Return the only input. Raises RecordError for none, several, or options of another input."""
-    from moereplay.tracegen.errors import RecordError
-    from moereplay.tracegen.folder import MINIATURE
-
     sources = [name for name in BESIDE if getattr(tokens, name)]
     if not sources and model == "miniature":
         tokens, sources = tokens._replace(prompts=[MINIATURE / "prompts.jsonl"]), ["prompts"]
@@ -148,8 +151,6 @@ class _Input(NamedTuple):
 
 def _read(tokens: Tokens, folder: Folder) -> _Input:
     """Read the input, so that errors are raised before the model is loaded."""
-    from moereplay.tracegen.folder import require_tokenizer
-
     read = _Input(folder, _decoding(tokens), _opened(tokens.trace) if tokens.trace else _texts(tokens))
     if not tokens.trace:
         require_tokenizer(folder)
@@ -158,10 +159,6 @@ def _read(tokens: Tokens, folder: Folder) -> _Input:
 
 def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
     """Raises errors of the configuration and of outputs before anything is read."""
-    from moereplay.results.errors import check_output
-    from moereplay.tracegen.live.requests import check_live
-    from moereplay.tracegen.plan import refuse_taken
-
     check_live(config)
     if kept.record_to:
         refuse_taken(kept.record_to, resume=False, resumable=False)
@@ -172,11 +169,6 @@ def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
 
 def _decoding(tokens: Tokens) -> Decoding | None:
     """Return the decoding of prompts, None for teacher-forced text."""
-    from pydantic import ValidationError
-
-    from moereplay.tracegen.errors import RecordError
-    from moereplay.tracegen.plan import Decoding
-
     if not tokens.prompts:
         return None
     new = tokens.max_new_tokens or NEW_TOKENS
@@ -188,17 +180,12 @@ def _decoding(tokens: Tokens) -> Decoding | None:
 
 def _opened(path: Path) -> Trace:
     """Open the trace to run again. Raises RecordError if it has no tokens."""
-    from moereplay.tracegen.live.requests import requests_of
-    from moereplay.traces.store import open_trace
-
     opened = open_trace(path)
     requests_of(opened, 1)
     return opened
 
 
 def _texts(tokens: Tokens) -> Prompts:
-    from moereplay.tracegen.prompts import read_prompts, read_texts
-
     if tokens.text:
         return read_texts(tokens.text)
     return read_prompts(tokens.prompts or (), tokens.field).chosen(limit=tokens.limit)
@@ -206,12 +193,7 @@ def _texts(tokens: Tokens) -> Prompts:
 
 def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded, how: Mapping[str, Any]) -> Prepared:
     """Check the model and prepare its requests; `how` are further arguments of `prepare`."""
-    from moereplay.tracegen.live.run import (  # imports torch, so it comes after all checks that do not need it
-        check_same_model,
-        prepare,
-        proven,
-    )
-    from moereplay.traces.schema import Trace
+    from moereplay.tracegen.live.run import check_same_model, prepare, proven
 
     modules = proven(loaded)
     if isinstance(read.source, Trace):
@@ -222,10 +204,7 @@ def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded
 
 def _to_run(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[list[LiveRequest], str]:
     """Return the requests, and their description for a trace."""
-    from moereplay.tracegen.live.requests import LiveRequest, requests_of
     from moereplay.tracegen.record import room_of
-    from moereplay.tracegen.tokens import encode, windows
-    from moereplay.traces.schema import Trace
 
     room, limit = room_of(loaded), tokens.limit
     if isinstance(source, Trace):
@@ -240,9 +219,6 @@ def _to_run(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[li
 
 def _run(ready: Prepared, kept: Outcome, run: Callable[..., Live]) -> Live:
     """Run the requests. With --record rows are written request by request; an unfinished trace is removed."""
-    from moereplay.traces.texts import counted
-    from moereplay.traces.writer import TraceWriter
-
     meter, out = LiveMeter(len(ready.to_run)), kept.record_to
     if out:
         with TraceWriter.create(out, ready.header, ready.modules.bias, resumable=False) as writer:
@@ -269,12 +245,6 @@ def _metered(run: Callable[..., Live], kept: Outcome, meter: LiveMeter, append: 
 
 
 def _report(ran: Live, tokens: int) -> None:
-    from moereplay.analysis.metrics import measured
-    from moereplay.analysis.ranking import settings
-    from moereplay.analysis.tables import table
-    from moereplay.results.files import to_frame
-    from moereplay.traces.texts import counted
-
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
     about = ran.result.about
     first = f"{about['label']}: {about['model']}, {counted(len(ran.executed), 'request')}, {counted(tokens, 'token')}"
@@ -299,7 +269,5 @@ def _quality(ran: Live) -> dict[str, Any] | None:
 
 
 def _write_events(path: Path, ran: Live) -> None:
-    from moereplay.results.files import write_events
-
     write_events(path, ran.result.events)
     say(f"wrote {path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform as this
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,21 +11,24 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from moereplay.analysis.tables import table
 from moereplay.commands import options
 from moereplay.commands.model_options import slow_tier_of
-from moereplay.commands.options import Settings, grouped
+from moereplay.commands.options import Given, Settings, grouped
 from moereplay.commands.terminal import keeping, progress, say, show, show_json
+from moereplay.results.errors import check_output
+from moereplay.results.measured import FILE, load, write
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import Plan as Ready
+from moereplay.tracegen.errors import require_torch
+from moereplay.tracegen.offload.part import planned, require_place, slow_tier_named, throttle_named, tokens_of, way_of
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from moereplay.commands.options import Given
-    from moereplay.simulator.config import ReplayConfig
-    from moereplay.simulator.replay import Plan as Ready
     from moereplay.tracegen.offload.bench import Bench
     from moereplay.tracegen.offload.study import Measurement, Plan
-    from moereplay.traces.schema import Trace
-
 PLATFORM = "platform"
 
 
@@ -64,11 +68,6 @@ def measure(
 ) -> None:
     """Run real offloading on this machine under every configuration, and compare its times with replays. MEASURED."""
     from moereplay.analysis.figures.real_runs import check_throttles
-    from moereplay.results.errors import check_output
-    from moereplay.results.measured import FILE, write
-    from moereplay.tracegen.errors import require_torch
-    from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
-    from moereplay.traces.store import open_trace
 
     require_torch()
     require_place(slow_tier_named(where.slow_tier), where.device)
@@ -99,9 +98,6 @@ def measure(
 
 def _parts(trace: Trace, part: Part) -> tuple[Trace, Trace]:
     """Return the part to measure, and other tokens of the same request for calibrations."""
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.tracegen.offload.part import tokens_of
-
     first, more, there = part.prompt + part.tokens, part.prompt + part.calibration_tokens, int(trace.request_offsets[1])
     if first + more > there:
         raise ConfigError(
@@ -113,8 +109,6 @@ def _parts(trace: Trace, part: Part) -> tuple[Trace, Trace]:
 
 
 def _configs(settings: Given) -> list[ReplayConfig]:
-    from moereplay.simulator.errors import ConfigError
-
     if PLATFORM in settings.typed:
         raise ConfigError("--platform cannot be combined with measure, which calibrates this machine")
     return list(settings.preset_names())
@@ -133,8 +127,6 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 def _checked(measured: Trace, configs: Sequence[ReplayConfig], where: Where) -> list[Ready]:
     """Plan every configuration before the first run. Checks that need no torch come before its import."""
-    from moereplay.tracegen.offload.part import planned, way_of
-
     plans = [planned(measured, config) for config in configs]
     for ready in plans:
         way_of(ready, where.decisions)
@@ -185,7 +177,6 @@ def _document(runs: Sequence[Measurement], label: str, device: str) -> dict[str,
 
 
 def _report(document: dict[str, object], runs: Sequence[Measurement], as_json: bool) -> None:
-    from moereplay.analysis.tables import table
     from moereplay.tracegen.offload.study import LEGEND, SPARE, rows, summary_lines
 
     if as_json:
@@ -202,7 +193,6 @@ def _report(document: dict[str, object], runs: Sequence[Measurement], as_json: b
 
 def _draw(out: Path) -> None:
     from moereplay.analysis.figures.catalogue import draw, save
-    from moereplay.results.measured import load
 
     for path in save(draw("measured", load(out)), out / "measured"):
         say(f"wrote {path}")

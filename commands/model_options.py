@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from moereplay.commands.options import Given
 from moereplay.commands.terminal import say
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.tracegen.folder import Folder, check_revision, located
+from moereplay.tracegen.plan import check_device, check_placement
+from moereplay.traces.schema import Geometry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from moereplay.commands.options import Given
-    from moereplay.simulator.config import ReplayConfig
     from moereplay.tracegen.checkpoint import Loaded
-    from moereplay.tracegen.folder import Folder
     from moereplay.tracegen.live.offloaded import Transfers
     from moereplay.tracegen.live.run import Prepared
     from moereplay.tracegen.offload.bench import SlowTiers
     from moereplay.tracegen.offload.part import Named
-    from moereplay.traces.schema import Geometry
-
-
 NEW_TOKENS, WINDOW = 64, 1024
 
 Model = Annotated[
@@ -86,9 +85,6 @@ class Placement(NamedTuple):
 
     def located(self, model: str) -> Folder:
         """Locate the checkpoint of `model` and check what can be checked without torch. Raises RecordError."""
-        from moereplay.tracegen.folder import check_revision, located
-        from moereplay.tracegen.plan import check_device, check_placement
-
         check_device(self.device)
         check_placement(self.dtype, self.device_map, self.quantise)
         check_revision(model, self.revision)
@@ -97,7 +93,7 @@ class Placement(NamedTuple):
     def loaded(self, model: str, folder: Folder) -> Loaded:
         """Load the model of that checkpoint. Raises RecordError."""
         say(f"loading {model}")
-        from moereplay.tracegen.checkpoint import load  # torch takes seconds: the line above comes first
+        from moereplay.tracegen.checkpoint import load
 
         where = {name: value for name, value in self._asdict().items() if name != "revision"}
         return load(folder, progress=sys.stderr.isatty(), **where)
@@ -129,7 +125,6 @@ class Offloading(NamedTuple):
 
     def checked(self, config: ReplayConfig, settings: Given, placement: Placement) -> Real | None:
         """Return the slow tier, None without one. Raises ConfigError for options that do not fit."""
-        from moereplay.simulator.errors import ConfigError
         from moereplay.tracegen.live.requests import check_offloadable
         from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
 

@@ -10,17 +10,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
+from pydantic import ValidationError
 
+from moereplay.commands.terminal import say
+from moereplay.policies.contract import PolicyError
+from moereplay.policies.files import register
+from moereplay.results.errors import check_output
 from moereplay.results.settings import EXPERTS, LISTED, OF_BOUNDS, OF_CURVES, SETTINGS, TEXT, WHOLE, Setting
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-
-    from moereplay.simulator.config import ReplayConfig
-    from moereplay.traces.geometry import KnownModel
+from moereplay.simulator.capacity import dense_size, of_layers
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.grid import expand
+from moereplay.traces.dense import check_dense_bits
+from moereplay.traces.documents import DocumentError, content, from_json, words
+from moereplay.traces.files import bundled
+from moereplay.traces.geometry import KnownModel, matrices_of
+from moereplay.traces.schema import check_bits
+from moereplay.traces.weight_formats import bits_of, check_format, is_number
 
 #: Cores of this process: a container may have fewer than the machine.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -133,16 +142,12 @@ def with_default(text: str) -> str:
 
 def _bundled(path: Path) -> Path:
     """Replace the name of the bundled trace by its path."""
-    from moereplay.traces.files import bundled
-
     return bundled(path)
 
 
 def _register_policies(paths: list[Path] | None) -> list[Path] | None:
     """Add the policies in these files to the catalogue, before the verb runs. Raises PolicyError or OSError."""
     if paths:
-        from moereplay.policies.files import register
-
         for path in paths:
             register(path)
     return paths
@@ -185,7 +190,6 @@ Matrices = Annotated[
 
 def model_named(spec: str, quant: str = "") -> KnownModel:
     """Return the sizes of a model, and say what they assume. Raises TraceError."""
-    from moereplay.commands.terminal import say
     from moereplay.traces.checkpoints.found import model_of
 
     found = model_of(spec, quant)
@@ -196,13 +200,6 @@ def model_named(spec: str, quant: str = "") -> KnownModel:
 
 def stored(expert_bits: str, dense: str, dense_bits: str, matrices: str = "") -> dict[str, Any]:
     """Return the fields of importers' `Options` about stored weights. Raises ConfigError."""
-    from moereplay.simulator.capacity import dense_size
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.dense import check_dense_bits
-    from moereplay.traces.geometry import matrices_of
-    from moereplay.traces.schema import check_bits
-    from moereplay.traces.weight_formats import bits_of, check_format, is_number
-
     if dense and dense_bits:
         raise ConfigError("--dense cannot be combined with --dense-bits")
     try:
@@ -225,8 +222,6 @@ def stored(expert_bits: str, dense: str, dense_bits: str, matrices: str = "") ->
 
 def refuse_both(**given: str) -> None:
     """Raises ConfigError if both of two options are given."""
-    from moereplay.simulator.errors import ConfigError
-
     if all(given.values()):
         first, second = (f"--{name.replace('_', '-')}" for name in given)
         raise ConfigError(f"{first} cannot be combined with {second}")
@@ -234,9 +229,6 @@ def refuse_both(**given: str) -> None:
 
 def named_experts(option: str, path: Path | None) -> Any:
     """Read the list of experts that an option names. Raises ConfigError if the file is not JSON."""
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.documents import DocumentError, content, from_json
-
     try:
         return from_json(content(path)) if path else ()
     except (OSError, DocumentError) as error:
@@ -246,17 +238,12 @@ def named_experts(option: str, path: Path | None) -> Any:
 
 def check_events(path: Path | None) -> None:
     """Raises ConfigError unless the event log is Parquet or CSV."""
-    from moereplay.simulator.errors import ConfigError
-
     if path and path.suffix not in (".parquet", ".csv"):
         raise ConfigError(f"invalid --events {path}: expected a name that ends in .parquet or .csv")
 
 
 def check_platform_file(out: Path) -> None:
     """Raises ConfigError or ResultError for an --out that --platform would not read, or that cannot be written."""
-    from moereplay.results.errors import check_output
-    from moereplay.simulator.errors import ConfigError
-
     check_output(out)
     if out.suffix != ".toml":
         raise ConfigError(f"--out {out}: expected a name that ends in .toml, as --platform reads it")
@@ -264,8 +251,6 @@ def check_platform_file(out: Path) -> None:
 
 def option_fault(error: ValidationError) -> str:
     """Return the first fault of a validation, with the name of its option."""
-    from moereplay.traces.documents import words
-
     first = error.errors()[0]
     option = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
     return option + words(first)
@@ -308,8 +293,6 @@ class Given(NamedTuple):
 
     def only(self, verb: str) -> ReplayConfig:
         """Return the only configuration. Raises ConfigError for several."""
-        from moereplay.simulator.errors import ConfigError
-
         config, *others = self.preset_names()
         if others:
             raise ConfigError(f"{verb} requires one configuration; these options expand to {1 + len(others)}")
@@ -317,8 +300,6 @@ class Given(NamedTuple):
 
     def preset_names(self) -> dict[ReplayConfig, str]:
         """Return each configuration with the names of its presets. Raises ConfigError or PolicyError."""
-        from moereplay.sweeps.grid import expand
-
         fixed = self.fixed()
         if not self.preset:
             return dict.fromkeys(expand(self.lists(), fixed), "")
@@ -337,8 +318,6 @@ def offered(settings: Iterable[Setting], blank: bool = False, preset: bool = Tru
 
 def _read(name: str, value: Any) -> Any:
     if name == "resident" and (str(value) == "all" or str(value or "").startswith("layers:")):
-        from moereplay.simulator.capacity import of_layers
-
         return of_layers(str(value))
     return named_experts(f"--{name.replace('_', '-')}", value) if KINDS[name] == EXPERTS else value
 
@@ -391,9 +370,6 @@ CurveSettings = Annotated[
 @contextmanager
 def naming(name: str) -> Iterator[None]:
     """Prefix errors that are raised in this block with the name of the policy set."""
-    from moereplay.policies.contract import PolicyError
-    from moereplay.simulator.errors import ConfigError
-
     try:
         yield
     except (ConfigError, PolicyError) as error:

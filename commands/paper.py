@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import polars as pl
 import typer
 
+from moereplay.analysis.papers.rows import beside, printed, published_frame, rows_of, with_published, write_csv
+from moereplay.analysis.tables import definitions
 from moereplay.commands.options import CORES, OfPaper, grouped
-from moereplay.commands.terminal import keeping, say, say_when_compiling, show
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import polars as pl
-
-    from moereplay.sweeps.papers import PaperFigure, Planned
-    from moereplay.traces.schema import Trace
+from moereplay.commands.terminal import keeping, progress, say, say_when_compiling, show
+from moereplay.results.errors import ResultError, check_output
+from moereplay.results.read import routing_of
+from moereplay.results.stored import load
+from moereplay.simulator.bounds import adapted
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.papers import (
+    LAST_LAYER,
+    LackingError,
+    PaperFigure,
+    Planned,
+    figures_of,
+    of_model,
+    planned,
+    replay_into,
+    work,
+)
+from moereplay.traces.documents import DocumentError, content, from_json
+from moereplay.traces.files import bundled
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.texts import counted
 
 MOST_ROWS = 32  #: maximum number of rows in a printed table; files have all rows
 
 
 def _bundled(paths: list[Path] | None) -> list[Path] | None:
-    from moereplay.traces.files import bundled
-
     return paths and [*map(bundled, paths)]
 
 
@@ -64,12 +79,6 @@ def paper(
     workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES,
 ) -> None:
     """Reproduce a paper's figures and tables from any trace: a picture, a CSV and a table each. SIMULATED."""
-    from moereplay.results.errors import check_output
-    from moereplay.results.stored import load
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.papers import figures_of
-    from moereplay.traces.store import open_trace
-
     figures = figures_of(name, figure)
     if listed:
         show(*_lines(figures))
@@ -93,8 +102,6 @@ def paper(
 
 def _lines(figures: Sequence[PaperFigure]) -> list[str]:
     """Return lines with the name, source, requirements and contents of figures."""
-    from moereplay.analysis.tables import definitions
-
     pairs = []
     for one in figures:
         pairs += [(one.name, f"{one.where}: {one.title}"), ("", f"  needs: {', '.join(sorted(one.needs)) or 'ids'}")]
@@ -105,9 +112,6 @@ def _lines(figures: Sequence[PaperFigure]) -> list[str]:
 
 def _document(path: Path) -> dict[str, Any]:
     """Read the output of `live --json`. Raises ConfigError naming the file."""
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.documents import DocumentError, content, from_json
-
     try:
         found = from_json(content(path))
         return {name: found[name] for name in ("config", "about", "quality")}
@@ -120,9 +124,6 @@ def _possible(
     figures: Sequence[PaperFigure], traces: Sequence[Trace], given: Mapping[str, str]
 ) -> dict[str, list[Each]]:
     """Plan each figure, with the settings given, on the traces that allow it. Print why others are left out."""
-    from moereplay.simulator.bounds import adapted
-    from moereplay.sweeps.papers import LackingError, planned
-
     able: dict[str, list[Each]] = {figure.name: [] for figure in figures}
     left_out: dict[str, list[str]] = {}
     for trace in traces:
@@ -145,10 +146,6 @@ def _possible(
 
 def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
     """Run the replays that are not stored yet, trace by trace."""
-    from moereplay.commands.terminal import progress
-    from moereplay.sweeps.papers import replay_into, work
-    from moereplay.traces.texts import counted
-
     say_when_compiling()
     traces = {each.trace.digest: each.trace for each in found}
     with keeping(lambda: f"finished replays are kept in {out}; run the same command to resume"):
@@ -162,14 +159,9 @@ def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
 
 def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
     """Write picture and numbers, and print the table."""
-    import polars as pl
-
     from moereplay.analysis.figures.catalogue import save
     from moereplay.analysis.figures.facets import covered, joined
     from moereplay.analysis.papers.page import Text, page
-    from moereplay.analysis.papers.rows import beside, published_frame, rows_of, write_csv
-    from moereplay.results.errors import ResultError
-    from moereplay.results.read import routing_of
 
     out = pages.out
     rows = rows_of(pages.frame, figure.chart, [cell for each in found for cell in _cells(each)], pages.live)
@@ -200,8 +192,6 @@ def _cells(each: Each) -> list[dict[str, Any]]:
 
 def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
     """Return the published numbers for the model of a trace, or for all models."""
-    from moereplay.sweeps.papers import LAST_LAYER, of_model
-
     model = trace.header.provenance.model
     place = {"model": model, "trace": trace.digest}
     at: dict[Any, int] = {LAST_LAYER: trace.geometry.layers - 1}
@@ -211,9 +201,6 @@ def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
 
 def _show(figure: PaperFigure, numbers: pl.DataFrame, routing: list[str]) -> None:
     """Print the table; of a long one, the rows with published numbers."""
-    from moereplay.analysis.papers.rows import printed, with_published
-    from moereplay.traces.texts import counted
-
     title = f"{figure.where}: {figure.title}"
     if len(numbers) > MOST_ROWS:
         title, numbers = f"{title}: {counted(len(numbers), 'row')} in {figure.name}.csv", with_published(numbers)

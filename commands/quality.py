@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import polars as pl
 import typer
 
+from moereplay.analysis.forecast import Forecast, of_perplexity, page, refusals, share_of, with_forecasts, within
+from moereplay.analysis.forecast import forecast as made_of
+from moereplay.analysis.forecast_fit import LEVEL
+from moereplay.analysis.quality import document, order_of, tables
+from moereplay.analysis.tables import table
 from moereplay.commands import model_options
 from moereplay.commands.model_options import Placement
 from moereplay.commands.options import grouped, naming
-from moereplay.commands.terminal import keeping, say, show, show_json
+from moereplay.commands.terminal import QualityMeter, keeping, say, show, show_json
+from moereplay.results.errors import ResultError, check_output
+from moereplay.results.files import write_frame
+from moereplay.results.quality import EXAMPLES, FILE, UNMODIFIED, examples_of, load
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.policy_sets import named_sets, read_sets, study
+from moereplay.tracegen.errors import require_torch
+from moereplay.tracegen.live.requests import check_live
+from moereplay.tracegen.precision import check_quantiser
+from moereplay.tracegen.quality.named import named_tasks
+from moereplay.traces.schema import Geometry
+from moereplay.traces.texts import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import polars as pl
-
-    from moereplay.analysis.forecast import Forecast
-    from moereplay.simulator.config import ReplayConfig
     from moereplay.tracegen.checkpoint import Loaded
     from moereplay.tracegen.quality.evaluation import Evaluation, Job
     from moereplay.tracegen.quality.harness import Task
-    from moereplay.traces.schema import Geometry
-
-    Chosen = Callable[[Geometry], dict[str, ReplayConfig]]
+#: Policy sets of a model, which depend on its sizes in studies.
+Chosen = Callable[[Geometry], dict[str, ReplayConfig]]
 
 
 class Sets(NamedTuple):
@@ -71,12 +83,6 @@ def quality(
 
     Answers are stored task by task and set by set. The unmodified model's routing is recorded for sweeps.
     """
-    from moereplay.results.errors import check_output
-    from moereplay.results.quality import EXAMPLES, FILE
-    from moereplay.tracegen.errors import require_torch
-    from moereplay.tracegen.precision import check_quantiser
-    from moereplay.tracegen.quality.named import named_tasks
-
     chosen = _chosen(sets)
     check_output(out / FILE)
     check_output(out / EXAMPLES)
@@ -96,9 +102,6 @@ def quality(
 
 def _chosen(sets: Sets) -> Chosen:
     """Return a function from a geometry to policy sets. Raises ConfigError unless one of file and study is given."""
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.policy_sets import study
-
     if (sets.sets is None) == (sets.study is None):
         raise ConfigError("missing policy sets: pass exactly one of --sets FILE and --study NAME")
     if sets.study is not None:
@@ -112,11 +115,6 @@ def _chosen(sets: Sets) -> Chosen:
 
 def _configs(path: Path) -> dict[str, ReplayConfig]:
     """Read the policy sets of a file. Raises ConfigError or PolicyError naming a set that cannot run live."""
-    from moereplay.results.quality import UNMODIFIED
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.policy_sets import named_sets, read_sets
-    from moereplay.tracegen.live.requests import check_live
-
     configs = named_sets(*read_sets(path))
     if UNMODIFIED in configs:
         raise ConfigError(
@@ -145,10 +143,6 @@ def _evaluation(loaded: Loaded, chosen: Chosen, asked: Asked, out: Path, quantis
 
 def _answered(evaluation: Evaluation, tasks: Sequence[Task]) -> pl.DataFrame:
     """Return every row, from the folder or computed now."""
-    import polars as pl
-
-    from moereplay.commands.terminal import QualityMeter
-
     meter = QualityMeter(len(tasks) * (len(evaluation.plans) + 1))
 
     gc.freeze()  # exempt the model and imports, so that collections only scan engines
@@ -166,8 +160,6 @@ def _answered(evaluation: Evaluation, tasks: Sequence[Task]) -> pl.DataFrame:
 
 def _write(frame: pl.DataFrame, out: Path) -> None:
     from moereplay.analysis.figures.catalogue import draw_all, save
-    from moereplay.results.files import write_frame
-    from moereplay.results.quality import EXAMPLES, FILE, examples_of
 
     write_frame(frame, out / FILE)
     write_frame(examples_of(frame), out / EXAMPLES)
@@ -179,12 +171,6 @@ def _write(frame: pl.DataFrame, out: Path) -> None:
 
 
 def _report(frame: pl.DataFrame, as_json: bool) -> None:
-    import polars as pl
-
-    from moereplay.analysis.quality import document, order_of, tables
-    from moereplay.analysis.tables import table
-    from moereplay.traces.texts import counted
-
     if as_json:
         show_json(document(frame))
         return
@@ -218,9 +204,6 @@ class Foreseen(NamedTuple):
 
         Raises ResultError if no loss can be forecast, or none is within the largest loss.
         """
-        from moereplay.analysis.forecast import refusals, share_of, with_forecasts, within
-        from moereplay.results.errors import ResultError
-
         if self.quality is None:
             if self.max_loss is not None:
                 raise ResultError("--max-loss requires --quality FOLDER, written by `moereplay quality --out`")
@@ -235,15 +218,10 @@ class Foreseen(NamedTuple):
 
 def forecast_of(folder: Path) -> Forecast:
     """Fit a forecast of perplexity to the live points of a folder. Raises ResultError."""
-    from moereplay.analysis.forecast import of_perplexity
-    from moereplay.results.quality import load
-
     return of_perplexity(load(folder))
 
 
 def _said(made: Forecast) -> str:
-    from moereplay.analysis.forecast_fit import LEVEL
-
     live = f"{len(made.points)} live points of {made.task}"
     return f"FORECAST: rise of perplexity from {live}, {LEVEL:.0%} intervals"
 
@@ -258,9 +236,7 @@ def forecast(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Estimate the quality loss of policies from counters of replays, and report signal, errors, coverage. FORECAST."""
-    from moereplay.analysis.forecast import document, page
-    from moereplay.analysis.forecast import forecast as made_of
-    from moereplay.results.quality import load
+    from moereplay.analysis.forecast import document
 
     made = made_of(load(folder), task, measure)
     if as_json:

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from moereplay.analysis.recommendation import lines, with_intervals
 from moereplay.commands import options
 from moereplay.commands.catalogue import Parts
 from moereplay.commands.options import CORES, OfRecommendation, grouped
-from moereplay.commands.terminal import say, say_when_compiling, show, show_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from moereplay.simulator.capacity import Memory
-    from moereplay.simulator.machine import Machine
-    from moereplay.traces.schema import Trace
+from moereplay.commands.terminal import INTERRUPTED, interruptible, say, say_when_compiling, searching, show, show_json
+from moereplay.results.settings import expert_lists
+from moereplay.simulator.capacity import CONTEXT, RUNTIME, Memory, divided, memory_of
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.here import here
+from moereplay.simulator.machine import Machine, assembled, of_platform, without_disk
+from moereplay.simulator.platforms import platform
+from moereplay.sweeps.recommend.document import KNOWN, document
+from moereplay.sweeps.recommend.draft_replays import asked_of, search_with_drafts
+from moereplay.sweeps.recommend.drafting import asked, drafted
+from moereplay.sweeps.recommend.placements import surface
+from moereplay.sweeps.recommend.quick import quick
+from moereplay.sweeps.recommend.quick_document import decoding_document, quick_document
+from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget
+from moereplay.sweeps.recommend.search import Question, everything, judged, most_replays
+from moereplay.sweeps.recommend.search import search as find
+from moereplay.sweeps.recommend.subject import Asked, model_load, trace_load
+from moereplay.traces.documents import json_text
+from moereplay.traces.files import SAMPLE, bundled, name_of, whole_folder
+from moereplay.traces.geometry import by_spelling
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.texts import nearest
 
 OF_LOADS = frozenset({"platform", "dense", "dense_bits", "draft"})  #: settings that the closed form reads
 POSITIONS = "Positions in the KV cache (default: 4096, assumed)."
@@ -93,8 +111,6 @@ def recommend(
     With a trace and --platform, policies are searched by replay. All other answers come from a closed form, in seconds.
     With --draft auto, the answer includes whether to draft, and how many tokens.
     """
-    from moereplay.simulator.errors import ConfigError
-
     trace = _trace_of(subject)
     if trace is None or "platform" not in settings.typed or engine or given.here or parts.gpu:
         for name in sorted((typed & set(Search._fields)) | (settings.typed - OF_LOADS)):
@@ -119,19 +135,6 @@ def _searched(
     as_json: bool,
 ) -> None:
     """Search by replays."""
-    from dataclasses import replace
-
-    from moereplay.analysis.recommendation import lines, with_intervals
-    from moereplay.commands.terminal import INTERRUPTED, interruptible, searching
-    from moereplay.sweeps.recommend.document import KNOWN, document
-    from moereplay.sweeps.recommend.draft_replays import asked_of, search_with_drafts
-    from moereplay.sweeps.recommend.drafting import asked
-    from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget
-    from moereplay.sweeps.recommend.search import Question, judged, most_replays
-    from moereplay.sweeps.recommend.search import search as find
-    from moereplay.traces.files import name_of
-    from moereplay.traces.store import open_trace
-
     thorough = search.thorough or search.budget is not None
     seconds = None if search.budget is None else _seconds(search.budget)
     _check_new(search.out)
@@ -168,11 +171,6 @@ def _searched(
 
 def _trace_of(subject: str) -> Path | None:
     """Return the folder of a trace, None for a model. `miniature` is the bundled trace unless a model is required."""
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.files import SAMPLE, bundled
-    from moereplay.traces.geometry import by_spelling
-    from moereplay.traces.texts import nearest
-
     path = Path(subject)
     if subject == SAMPLE or path.suffix == ".zarr" or (path / "zarr.json").is_file():
         return bundled(path)
@@ -194,11 +192,6 @@ def _quickly(
 ) -> None:
     """Answer by the closed form."""
     from moereplay.analysis.quick_answer import lines
-    from moereplay.sweeps.recommend.drafting import drafted
-    from moereplay.sweeps.recommend.placements import surface
-    from moereplay.sweeps.recommend.quick import quick
-    from moereplay.sweeps.recommend.quick_document import decoding_document, quick_document
-    from moereplay.sweeps.recommend.subject import Asked, model_load, trace_load
 
     machine = _machine_of(settings, given, parts)
     base = settings.values
@@ -235,11 +228,6 @@ def _draw(document: Mapping[str, Any], points: Sequence[Mapping[str, Any]], fold
 
 def _machine_of(settings: options.Given, given: Given, parts: Parts) -> Machine:
     """Return the machine that the options describe: a platform, parts, or this one. Raises ConfigError."""
-    from moereplay.simulator.capacity import memory_of
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.machine import assembled, of_platform
-    from moereplay.simulator.platforms import platform
-
     for option, text in (("memory", given.memory), ("vram", parts.vram)):
         if text:
             memory_of(text, option)  # named as it was typed, also where it is a machine's RAM
@@ -264,15 +252,11 @@ def _machine_of(settings: options.Given, given: Given, parts: Parts) -> Machine:
 
 
 def _here(**said: str) -> Machine:
-    from moereplay.simulator.here import here
-
     return here(said=said)
 
 
 def _with_parts(parts: Parts, made: Callable[..., Machine]) -> Machine:
     """Return the machine that is made with the parts, of which the disk may be none."""
-    from moereplay.simulator.machine import without_disk
-
     if parts.disk.strip().lower() != "none":
         return made(**parts._asdict())
     return without_disk(made(**parts._replace(disk="")._asdict()))
@@ -280,8 +264,6 @@ def _with_parts(parts: Parts, made: Callable[..., Machine]) -> Machine:
 
 def _seconds(text: str) -> float | None:
     """Parse `90`, `60s` or `5m` into seconds, `none` into None. Raises ConfigError."""
-    from moereplay.simulator.errors import ConfigError
-
     if text == "none":
         return None
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(s|m|min|h|)", text)
@@ -293,19 +275,12 @@ def _seconds(text: str) -> float | None:
 
 def _check_new(out: Path | None) -> None:
     """Raises ConfigError if the folder exists, before anything is replayed."""
-    from moereplay.simulator.errors import ConfigError
-
     if out is not None and (out.exists() or out.is_symlink()):
         raise ConfigError(f"{out} exists; remove it or choose another --out")
 
 
 def _write_lists(out: Path | None, configs: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the lists of experts that commands read, by the beginning of their names. Raises ConfigError."""
-    from moereplay.results.settings import expert_lists
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.documents import json_text
-    from moereplay.traces.files import whole_folder
-
     lists = {f"{before}{name}": pairs for before, each in configs.items() for name, pairs in expert_lists(each).items()}
     if out is None:
         if read := expert_lists(configs[""]):
@@ -322,18 +297,12 @@ def _write_lists(out: Path | None, configs: Mapping[str, Mapping[str, Any]]) -> 
 
 def _assumed(given: Given) -> dict[str, int]:
     """Return the assumed parts of the memory."""
-    from moereplay.simulator.capacity import CONTEXT, RUNTIME
-
     context = {"context": CONTEXT} if given.positions is None else {}
     return context | ({} if given.runtime else {"runtime_bytes": RUNTIME})
 
 
 def _machine(name: str, parts: Parts) -> str:
     """Return the platform, with --ram as the size of its first lower tier. Raises ConfigError for several."""
-    from moereplay.simulator.capacity import memory_of
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platforms import platform
-
     if "," in name:
         raise ConfigError(f"invalid --platform {name}: expected one platform; run once per platform")
     if not parts.ram or not platform(name).tiers:
@@ -343,11 +312,6 @@ def _machine(name: str, parts: Parts) -> str:
 
 def _divided(trace: Trace, base: Mapping[str, Any], given: Given, parts: Parts) -> Memory:
     """Divide the fast memory. Raises ConfigError unless exactly one size is given, or if --ram is too small."""
-    from moereplay.simulator.capacity import CONTEXT, divided, memory_of
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platforms import platform
-    from moereplay.sweeps.recommend.search import everything
-
     if bool(given.memory) == bool(parts.vram):
         raise ConfigError("missing memory: pass exactly one of --memory 4GB and --vram 24GB (with --ram 64GB)")
     described, needed = platform(base["platform"]), everything(trace.geometry)

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from pydantic import ValidationError
 
 from moereplay.commands import model_options, options
 from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Placement
 from moereplay.commands.options import NewTrace, Typed, grouped, option_fault, stored
-from moereplay.commands.terminal import keeping, left_of, say
+from moereplay.commands.terminal import keeping, left_of, say, write_recording
+from moereplay.results.errors import check_output
+from moereplay.tracegen import prompts
+from moereplay.tracegen.errors import RecordError, require_torch
+from moereplay.tracegen.folder import MINIATURE, check_look_ahead, require_tokenizer
+from moereplay.tracegen.llama.binding import library_file
+from moereplay.tracegen.llama.process import Engine
+from moereplay.tracegen.llama.record import NO_LOOK_AHEAD, Running, Way, is_named, loaded, opened, processors
+from moereplay.tracegen.plan import Decoding, Plan, drafting_of, refuse_taken
+from moereplay.tracegen.tokens import Room, Work, encode, windows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from moereplay.commands.model_options import Placement
     from moereplay.tracegen.checkpoint import Loaded
-    from moereplay.tracegen.llama.record import Running
-    from moereplay.tracegen.plan import Plan
-    from moereplay.tracegen.tokens import Room, Work
-
-
 #: Options that require one kind of input; None or False means that the option was not given.
 FOR_TEXT = ("window", "prompt_tokens")
 FOR_PROMPTS = ("field", "chat", "truncate", "shuffle", "max_new_tokens", "temperature", "top_p", "top_k")
@@ -107,12 +110,6 @@ def record(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted recording, or start one.")] = False,
 ) -> None:
     """Record a model's routing into a trace, prompt by prompt. The model's output does not change."""
-    from moereplay.results.errors import check_output
-    from moereplay.tracegen.errors import require_torch
-    from moereplay.tracegen.folder import check_look_ahead, require_tokenizer
-    from moereplay.tracegen.llama.record import is_named
-    from moereplay.tracegen.plan import refuse_taken
-
     source = _checked(model, source, sampling)
     if is_named(model):
         kept = kept._replace(look_ahead=kept.look_ahead if "look_ahead" in typed else 0)
@@ -149,7 +146,6 @@ def _located_drafts(plan: Plan, placement: Placement) -> tuple[Placement, str, A
 
 
 def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool, drafts: Loaded | None) -> None:
-    from moereplay.commands.terminal import write_recording
     from moereplay.tracegen.record import record as run
 
     say(f"recording {loaded.name} ({loaded.dtype}, {loaded.model.device}): {work.prompts}; {plan.words}")
@@ -158,9 +154,6 @@ def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool, drafts
 
 def _checked(model: str, source: Source, sampling: Sampling) -> Source:
     """Return the only input. Raises RecordError for none, several, or options of another input."""
-    from moereplay.tracegen.errors import RecordError
-    from moereplay.tracegen.folder import MINIATURE
-
     sources = [name for name in ("prompts", "text", "dataset") if getattr(source, name)]
     if not sources and model == "miniature":
         source, sources = source._replace(prompts=[MINIATURE / "prompts.jsonl"]), ["prompts"]
@@ -175,11 +168,6 @@ def _checked(model: str, source: Source, sampling: Sampling) -> Source:
 
 
 def _plan(source: Source, sampling: Sampling, kept: Kept) -> Plan:
-    from pydantic import ValidationError
-
-    from moereplay.tracegen.errors import RecordError
-    from moereplay.tracegen.plan import Decoding, Plan, drafting_of
-
     drawn = {name: value for name, value in sampling._asdict().items() if value is not None}
     drafts, many = drawn.pop("draft_model", None), drawn.pop("draft_tokens", None)
     if many and not drafts:
@@ -202,8 +190,6 @@ def _plan(source: Source, sampling: Sampling, kept: Kept) -> Plan:
 
 
 def _texts(source: Source, seed: int) -> Any:
-    from moereplay.tracegen import prompts
-
     if source.text:
         return prompts.read_texts(source.text)
     if source.dataset:
@@ -214,8 +200,6 @@ def _texts(source: Source, seed: int) -> Any:
 
 
 def _work(source: Source, sampling: Sampling, texts: Any, tokenizer: Any, room: Room) -> Work:
-    from moereplay.tracegen.tokens import encode, windows
-
     if source.text:
         return windows(texts, tokenizer, room, source.window or WINDOW, source.limit)
     new = sampling.max_new_tokens or NEW_TOKENS
@@ -227,8 +211,6 @@ def _work(source: Source, sampling: Sampling, texts: Any, tokenizer: Any, room: 
 
 def _refuse_without_gguf(llama: Llama) -> None:
     """Raises RecordError for options of llama.cpp with a model that does not run in it."""
-    from moereplay.tracegen.errors import RecordError
-
     for name, value in llama._asdict().items():
         if value is not None:
             raise RecordError(f"--{name.replace('_', '-')} requires a GGUF file as MODEL")
@@ -236,9 +218,6 @@ def _refuse_without_gguf(llama: Llama) -> None:
 
 def _refuse_foreign(placement: Placement, sampling: Sampling, look_ahead: int | None) -> None:
     """Raises RecordError for options that mean nothing in llama.cpp; `look_ahead` is None if it was not typed."""
-    from moereplay.tracegen.errors import RecordError
-    from moereplay.tracegen.llama.record import NO_LOOK_AHEAD
-
     if sampling.draft_model:
         raise RecordError("--draft-model cannot be combined with a GGUF file; record the model's checkpoint")
     if placement.device not in ("auto", "cpu"):
@@ -263,10 +242,6 @@ def _run_gguf(
     resume: bool,
 ) -> None:
     """Record the GGUF file; `work_of` makes the input from its tokenizer and its limits."""
-    from moereplay.tracegen.llama.binding import library_file
-    from moereplay.tracegen.llama.process import Engine
-    from moereplay.tracegen.llama.record import Way, loaded, opened, processors
-
     file, way = opened(model), Way(placement.threads or processors(), placement.dtype == "float32")
     with Engine(library_file(llama.llama_lib)) as engine:
         say(f"loading {model}")
@@ -276,8 +251,7 @@ def _run_gguf(
 
 
 def _record_gguf(running: Running, work: Work, out: Path, plan: Plan, way: Any, resume: bool) -> None:
-    from moereplay.commands.terminal import write_recording
-    from moereplay.tracegen.llama.record import NO_LOOK_AHEAD, record
+    from moereplay.tracegen.llama.record import record
 
     known = running.file.known
     say(f"recording {known.name} ({known.published.format}, llama.cpp, {way.words}): {work.prompts}; {plan.words}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from moereplay.analysis.ranking import best_of_each, heading, judged, ranking, served, served_at, served_lines
+from moereplay.analysis.tables import csv, drawn, markdown
 from moereplay.commands import options
 from moereplay.commands.options import CORES, Settings, grouped
 from moereplay.commands.terminal import (
@@ -19,17 +22,26 @@ from moereplay.commands.terminal import (
     show,
     show_json,
 )
+from moereplay.policies.grammar import foresight
+from moereplay.results.errors import check_output
+from moereplay.results.remarks import bracketed, idle
+from moereplay.results.result import Result, ranking_column
+from moereplay.results.serving import Holding, Level, parse_level
+from moereplay.simulator.bounds import remarks
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.interface import check_profile_is_read
+from moereplay.simulator.replay import Plan, check_engine, plan
+from moereplay.simulator.replay import replay as run
+from moereplay.simulator.times import homes_of
+from moereplay.sweeps.grid import Outcome, Repeats, all_resident, at_rate, largest_rate, run_grid
+from moereplay.traces.passes import schedule
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.texts import counted, typed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from moereplay.analysis.timeline import Machine
-    from moereplay.results.result import Result
-    from moereplay.results.serving import Holding, Level
-    from moereplay.simulator.config import ReplayConfig
-    from moereplay.simulator.replay import Plan
-    from moereplay.sweeps.grid import Outcome
-    from moereplay.traces.schema import Trace
 
 
 class Printed(NamedTuple):
@@ -70,13 +82,6 @@ def replay(
     ] = None,
 ) -> None:
     """Replay a trace under every combination of the comma lists, and print a table with an upper bound. SIMULATED."""
-    from moereplay.results.errors import check_output
-    from moereplay.simulator.interface import check_profile_is_read
-    from moereplay.simulator.replay import check_engine
-    from moereplay.sweeps.grid import run_grid
-    from moereplay.traces.store import open_trace
-    from moereplay.traces.texts import typed
-
     check_engine(engine)
     for path in filter(None, (out and out / "part", events)):
         check_output(path)
@@ -121,8 +126,6 @@ def replay(
 
 def _level(serving: Serving) -> Level | None:
     """Return the service level, or None without one. Raises ResultError."""
-    from moereplay.results.serving import parse_level
-
     return parse_level(serving.slo) if serving.slo else None
 
 
@@ -130,10 +133,6 @@ def _served(
     trace: Trace, configs: Sequence[ReplayConfig], results: Sequence[Result], level: Level | None, engine: str
 ) -> list[dict[str, Any]]:
     """Return the serving figures of results, none without arrivals and a level."""
-    from moereplay.analysis.ranking import served
-    from moereplay.simulator.replay import replay as run
-    from moereplay.sweeps.grid import all_resident
-
     if level is None and not any(config.arrive for config in configs):
         return []
     made = {config: run(trace, config, engine=engine) for config in dict.fromkeys(map(all_resident, configs))}
@@ -141,8 +140,6 @@ def _served(
 
 
 def _print_served(rows: Sequence[dict[str, Any]], level: Level | None, printed: Printed) -> None:
-    from moereplay.analysis.ranking import served_lines
-
     if rows:
         show(*served_lines(rows, level, "csv" if printed.csv else "markdown" if printed.markdown else ""))
 
@@ -156,11 +153,6 @@ def _search_rates(
     engine: str,
 ) -> None:
     """Print the largest rate of each configuration that holds the level. Raises ConfigError for other outputs."""
-    from moereplay.analysis.ranking import served_at
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.replay import replay as run
-    from moereplay.sweeps.grid import Repeats, all_resident, at_rate, largest_rate
-
     level = _level(serving)
     if level is None:
         raise ConfigError("--find-rate requires --slo, as in --slo ttft=2s,tpot=100ms")
@@ -189,8 +181,6 @@ def _search_rates(
 
 
 def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -> None:
-    from moereplay.simulator.errors import ConfigError
-
     if len(configs) > 1 and (as_json or events):
         option = "--json" if as_json else "--events"
         raise ConfigError(
@@ -200,9 +190,6 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 def _check_printed(printed: Printed, as_json: bool) -> None:
     """Raises ConfigError for options of the table, before anything is replayed."""
-    from moereplay.results.result import ranking_column
-    from moereplay.simulator.errors import ConfigError
-
     ranking_column(printed.by)
     if as_json + printed.csv + printed.markdown > 1:
         raise ConfigError("--json, --csv and --markdown are mutually exclusive")
@@ -211,7 +198,7 @@ def _check_printed(printed: Printed, as_json: bool) -> None:
 def _stored(
     out: Path, outcomes: Iterator[Outcome], trace: Trace, configs: list[ReplayConfig], engine: str
 ) -> Iterator[Outcome]:
-    from moereplay.sweeps.parts import keep  # imports polars, which the printed table does not need
+    from moereplay.sweeps.parts import keep
 
     return keep(out, trace, configs, outcomes, engine)
 
@@ -227,8 +214,6 @@ def _document(trace: Trace, config: ReplayConfig, outcome: Outcome, engine: str)
     """Return the document of `--json`: the result, its metrics and remarks."""
     from moereplay.analysis.metrics import figures_of
     from moereplay.results.files import to_frame
-    from moereplay.results.remarks import bracketed, idle
-    from moereplay.simulator.bounds import remarks
 
     result, bound = outcome
     said = [*remarks(trace, [config], engine), *bracketed([{"bounds": bound}]), *idle([result.to_json()])]
@@ -245,12 +230,6 @@ def _report(
     engine: str,
     served: Sequence[dict[str, Any]],
 ) -> None:
-    from moereplay.analysis.ranking import best_of_each, heading, judged, ranking
-    from moereplay.analysis.tables import drawn
-    from moereplay.policies.grammar import foresight
-    from moereplay.results.remarks import bracketed, idle
-    from moereplay.simulator.bounds import remarks
-
     results = [result for result, _ in outcomes]
     rows = [result.to_json() | {"bounds": bound} for result, bound in outcomes]
     names = {result.about["identity"]: name for result, name in zip(results, presets, strict=True) if name}
@@ -274,8 +253,6 @@ def _report(
 
 def _print_plain(rows: Sequence[Mapping[str, Any]], as_csv: bool) -> None:
     """Print rows for other programs, without a heading and with full names."""
-    from moereplay.analysis.tables import csv, markdown
-
     print(csv(rows) if as_csv else markdown(rows))
 
 
@@ -295,12 +272,8 @@ def timeline(
 ) -> None:
     """Write one replay as a timeline for ui.perfetto.dev: compute, stalls, links, queue, cache. SIMULATED."""
     from moereplay.analysis.timeline import Timeline, limited
-    from moereplay.results.errors import check_output
     from moereplay.results.trace_events import check_name, write_items
-    from moereplay.simulator.replay import check_engine, plan, replay
-    from moereplay.traces.passes import schedule
-    from moereplay.traces.store import open_trace
-    from moereplay.traces.texts import counted
+    from moereplay.simulator.replay import replay
 
     check_engine(engine)
     check_name(out)
@@ -325,8 +298,6 @@ def timeline(
 
 def _shown(passes: int, first: int, many: int) -> range:
     """Return the numbers of the passes to show. Raises ConfigError if there are none."""
-    from moereplay.simulator.errors import ConfigError
-
     if first >= passes:
         raise ConfigError(f"invalid --first-pass {first}: expected 0 to {passes - 1}")
     return range(first, min(passes, first + many) if many else passes)
@@ -335,7 +306,6 @@ def _shown(passes: int, first: int, many: int) -> range:
 def _machine(ready: Plan) -> Machine:
     """Describe the machine, which the event log does not contain."""
     from moereplay.analysis.timeline import Machine
-    from moereplay.simulator.times import homes_of
 
     platform, config = ready.machine, ready.config
     below = [*(tier.name for tier in platform.tiers), platform.slow_tier]

@@ -6,19 +6,38 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import polars as pl
 import typer
 
+from moereplay.analysis.checks import with_checks
+from moereplay.analysis.forecast import with_forecasts
+from moereplay.analysis.report.cases import Material, Source
 from moereplay.commands.options import Where, grouped
-from moereplay.commands.quality import Quality
+from moereplay.commands.quality import Quality, forecast_of
 from moereplay.commands.terminal import say, say_left_out
+from moereplay.policies.contract import PolicyError
+from moereplay.policies.grammar import foresight
+from moereplay.results import checks, curves, measured, quality, validation
+from moereplay.results.errors import ResultError, check_output
+from moereplay.results.read import filtered, runs
+from moereplay.results.remarks import bracketed
+from moereplay.results.serving import parse_level
+from moereplay.results.settings import OF_CURVES, SETTINGS
+from moereplay.results.stored import errors, load, sources
+from moereplay.simulator.bounds import remarks
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import plan
+from moereplay.sweeps import extra
+from moereplay.sweeps.parts import version
+from moereplay.sweeps.store import place_of
+from moereplay.traces.files import SAMPLE, bundled, name_of, write_whole
+from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.store import open_trace
+from moereplay.traces.texts import typed
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from moereplay.analysis.figures.catalogue import Drawn
-    from moereplay.analysis.report.cases import Material, Source
-    from moereplay.simulator.config import ReplayConfig
-    from moereplay.traces.schema import Trace
 
 
 def report(
@@ -33,12 +52,6 @@ def report(
     where: Where = None,
 ) -> None:
     """Write one HTML page: the best configuration with its confidence interval, figures and methods. SIMULATED."""
-    from moereplay.results.errors import check_output
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps import extra
-    from moereplay.sweeps.store import place_of
-    from moereplay.traces.files import write_whole
-
     check_output(out)
     if out.suffix not in (".html", ".htm"):
         raise ConfigError(f"invalid --out {out}: expected a name that ends in .html")
@@ -53,15 +66,6 @@ def report(
 
 
 def _material(folder: Path, given: Sequence[Path], where: Sequence[str]) -> Material:
-    import polars as pl
-
-    from moereplay.analysis.report.cases import Material
-    from moereplay.policies.grammar import foresight
-    from moereplay.results import checks, curves
-    from moereplay.results.read import filtered
-    from moereplay.results.stored import errors, load, sources
-    from moereplay.sweeps.parts import version
-
     lines = curves.load(folder)
     alone = not lines.is_empty() and not any(folder.glob("part-*"))
     frame = pl.DataFrame() if alone else filtered(load(folder), where)
@@ -97,9 +101,6 @@ def _traces(
     digests: Sequence[str], provenances: Sequence[Mapping[str, Any]], given: Sequence[Path]
 ) -> dict[str, Source]:
     """Locate each trace by its stored path or the user's. Raises ResultError for a trace of another digest."""
-    from moereplay.results.errors import ResultError
-    from moereplay.traces.store import open_trace
-
     moved = {opened.digest: (path, opened) for path in given for opened in [open_trace(path)]}
     if foreign := [path for digest, (path, _) in moved.items() if digest not in digests]:
         known = ", ".join(digest[:12] for digest in digests)
@@ -110,9 +111,6 @@ def _traces(
 
 def _source(digest: str, path: str, moved: tuple[Path, Trace] | None) -> Source:
     """Describe a trace without local folders, since pages are passed on."""
-    from moereplay.analysis.report.cases import Source
-    from moereplay.traces.files import SAMPLE, bundled, name_of
-
     if moved is not None:
         return Source(moved[0].name, moved[1])
     lies = Path(path) if path else bundled(Path(SAMPLE))
@@ -123,9 +121,6 @@ def _source(digest: str, path: str, moved: tuple[Path, Trace] | None) -> Source:
 
 def _opened(path: Path, digest: str) -> tuple[Trace | None, str]:
     """Open a trace. Return None and the reason if it cannot be used."""
-    from moereplay.traces.schema import TraceError
-    from moereplay.traces.store import open_trace
-
     try:
         opened = open_trace(path)
     except (TraceError, OSError):
@@ -137,13 +132,6 @@ def _opened(path: Path, digest: str) -> tuple[Trace | None, str]:
 
 def _remarks(frame: pl.DataFrame, traces: Mapping[str, Source]) -> list[str]:
     """Return the remarks of `replay`, for available traces and known policies, and on bounds."""
-    from moereplay.policies.contract import PolicyError
-    from moereplay.results.remarks import bracketed
-    from moereplay.simulator.bounds import remarks
-    from moereplay.simulator.config import configure
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.replay import plan
-
     of_trace: dict[str, list[ReplayConfig]] = {}
     for config, about in () if frame.is_empty() else frame.select("config", "about").iter_rows():
         opened = traces[about["trace"]].trace
@@ -201,7 +189,6 @@ def plot(
     Each figure is written as PNG and SVG, and its numbers as CSV. Figures that the results do not allow are listed.
     """
     from moereplay.analysis.figures.catalogue import on_page, save, save_caption, save_numbers
-    from moereplay.sweeps.store import place_of
 
     width = _inches(files.width) if files.width else None
     kinds = [kind for kind in ("png", "svg", "pdf") if getattr(files, kind)] or ["png", "svg"]
@@ -228,8 +215,6 @@ LEAST, MOST = 2.0, 30.0
 
 def _inches(text: str) -> float:
     """Parse a width into inches. Raises ConfigError."""
-    from moereplay.simulator.errors import ConfigError
-
     number, unit = text.strip()[:-2], text.strip()[-2:]
     digits = number.strip().replace(".", "", 1)
     inches = float(number) * UNITS[unit] if unit in UNITS and digits.isascii() and digits.isdecimal() else 0.0
@@ -243,9 +228,6 @@ def _drawn(
 ) -> Drawn:
     """Draw a validation, curves, or replays with their curves; `source` is the folder as the user typed it."""
     from moereplay.analysis.figures.catalogue import FIGURES, Drawn, draw_all, draw_curves, unmatched
-    from moereplay.results import curves, measured, quality, validation
-    from moereplay.results.read import runs
-    from moereplay.results.serving import parse_level
 
     for kind in (quality, measured, validation):
         if (folder / kind.FILE).exists():
@@ -272,25 +254,17 @@ def _drawn(
 
 def _check_replays(where: list[str], live: Path | None, source: str) -> None:
     """Raises ConfigError for an option of replays, for a folder without any."""
-    from moereplay.simulator.errors import ConfigError
-
     for option, given in {"--where": where, "--quality": live}.items():
         if given:
             raise ConfigError(f"{option} requires replays, but {source} has none")
 
 
 def _replay(folder: str) -> str:
-    from moereplay.traces.texts import typed
-
     return f"moereplay replay TRACE --capacity 5%,25% --out {typed(folder)}"
 
 
 def _curve(folder: str, rows: pl.DataFrame) -> str:
     """Return the command for curves with the settings of these replays."""
-    from moereplay.results.read import runs
-    from moereplay.results.settings import OF_CURVES, SETTINGS
-    from moereplay.traces.texts import typed
-
     defaults = {each.name: each.default for each in SETTINGS}
     found = {name: runs(rows)[name].unique().sort().to_list() for name in (*OF_CURVES, "seed")}
     unlike = [f"--{name} {values[0]}" for name, values in found.items() if values[0] != defaults[name]]
@@ -301,12 +275,5 @@ def _curve(folder: str, rows: pl.DataFrame) -> str:
 
 def _replays(folder: Path, where: list[str], live: Path | None) -> pl.DataFrame:
     """Load the replays of a folder, with checks and forecasts."""
-    from moereplay.analysis.checks import with_checks
-    from moereplay.analysis.forecast import with_forecasts
-    from moereplay.commands.quality import forecast_of
-    from moereplay.results import checks
-    from moereplay.results.read import filtered
-    from moereplay.results.stored import load
-
     rows = with_checks(filtered(load(folder), where), checks.load(folder))
     return with_forecasts(rows, forecast_of(live)) if live else rows

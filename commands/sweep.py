@@ -3,24 +3,61 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from moereplay.commands.checks import Checks
+from moereplay.analysis.tables import table
+from moereplay.commands.checks import Checks, checked, checker_of
 from moereplay.commands.options import CORES, PolicyFiles, grouped
-from moereplay.commands.terminal import INTERRUPTED, clock, interruptible, keeping, say, say_shared, show, show_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from moereplay.sweeps.checks import Checker
-    from moereplay.sweeps.jobs import Job
-    from moereplay.sweeps.run import Progress, Start, Sweep
-    from moereplay.sweeps.store import Folder, Place
-    from moereplay.sweeps.tune import Found, Search
-
+from moereplay.commands.terminal import (
+    INTERRUPTED,
+    SweepMeter,
+    clock,
+    interruptible,
+    keeping,
+    progress,
+    say,
+    say_shared,
+    show,
+    show_json,
+)
+from moereplay.policies.files import registered
+from moereplay.policies.grammar import foresight
+from moereplay.results.remarks import assumptions
+from moereplay.results.result import METRICS, named
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import ENGINES, check_engine
+from moereplay.sweeps.checks import Checker
+from moereplay.sweeps.clusters import STARTING_MIN, TIMES, RayExecutor, Shards, limited, options_of, run_shards
+from moereplay.sweeps.experiment.expand import platforms
+from moereplay.sweeps.experiment.file import read
+from moereplay.sweeps.experiment.schema import json_schema
+from moereplay.sweeps.jobs import Job, open_traces, parse_shard
+from moereplay.sweeps.jobs import shard as part_of
+from moereplay.sweeps.local import LocalExecutor
+from moereplay.sweeps.parts import merge, sweep_provenance
+from moereplay.sweeps.run import (
+    NOGIL,
+    Progress,
+    Start,
+    Sweep,
+    derive,
+    estimate,
+    execute,
+    left_to_do,
+    notes,
+    planned,
+    surpluses,
+)
+from moereplay.sweeps.store import Folder, Place, is_url, place_of
+from moereplay.sweeps.tune import Found, Search, check, jobs_found, platforms_of, tried
+from moereplay.sweeps.tune import tune as search_by
+from moereplay.traces.documents import json_text
+from moereplay.traces.summary import synthetic
+from moereplay.traces.texts import counted, hint, size, typed
 
 MOST_NAMED = 5  #: maximum number of errors that are printed
 EXECUTORS = ("local", "ray", "slurm")
@@ -69,12 +106,6 @@ def sweep_run(
 
     With --every, one configuration of every N is also measured, or run live.
     """
-    from moereplay.simulator.replay import ENGINES, check_engine
-    from moereplay.sweeps.jobs import parse_shard
-    from moereplay.sweeps.jobs import shard as part_of
-    from moereplay.sweeps.run import left_to_do, planned
-    from moereplay.sweeps.store import place_of
-
     file = file.resolve() if machines.executor == "slurm" else file  # nodes may start elsewhere
     engine = engine or ENGINES[0]
     check_engine(engine)
@@ -89,9 +120,6 @@ def sweep_run(
     if dry_run:
         _say_estimate(ready, engine, machines.workers, sweep.experiment.keeps_requests)
     elif machines.executor == "slurm" and jobs:
-        from moereplay.policies.files import registered
-        from moereplay.sweeps.clusters import Shards, options_of, run_shards
-
         how = (tuple(changes or ()), place, engine, machines.workers, machines.nodes, keep_going)
         shards = Shards(file, *how, tuple(registered()), tuple(sys.argv))
         options = _limited(options_of(machines.slurm or []), ready, machines, engine)
@@ -110,9 +138,6 @@ def sweep_run(
 
 def _limited(options: dict[str, Any], jobs: list[Job], machines: Machines, engine: str) -> dict[str, Any]:
     """Return options of submitit with a time limit, and print one that comes from the estimate."""
-    from moereplay.sweeps.clusters import STARTING_MIN, TIMES, limited
-    from moereplay.sweeps.run import estimate
-
     found = limited(options, lambda: estimate(jobs, engine, machines.workers * machines.nodes).seconds if jobs else 0)
     if found is not options:
         minutes = found["timeout_min"]
@@ -125,10 +150,6 @@ def _limited(options: dict[str, Any], jobs: list[Job], machines: Machines, engin
 
 def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out: str) -> Checker | None:
     """Return the checker of configurations, None without --every. Raises ConfigError if checks cannot run."""
-    from moereplay.commands.checks import checker_of
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.store import is_url
-
     if checks.every is not None and executor == "slurm":
         raise ConfigError(
             "--every cannot be combined with --executor slurm: checks run on this machine; run them after the jobs"
@@ -140,9 +161,6 @@ def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out:
 
 def _check(checker: Checker, sweep: Sweep, share: list[Job], out: Place, every: int) -> None:
     """Check configurations that have a result, in their order."""
-    from moereplay.commands.checks import checked
-    from moereplay.sweeps.run import left_to_do
-
     jobs = [job for job in share if job.kind == "configuration"]
     without = {job.key for job in left_to_do(sweep, out, jobs)}
     ran = [job for job in jobs if job.key not in without]
@@ -151,9 +169,6 @@ def _check(checker: Checker, sweep: Sweep, share: list[Job], out: Place, every: 
 
 def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -> bool:
     """Run the jobs. Return True if some were given up."""
-    from moereplay.commands.terminal import SweepMeter
-    from moereplay.sweeps.run import derive, execute
-
     meter, kept = SweepMeter(), f"results in {out} are kept; run the same command to resume"
     with keeping(lambda: kept):
         derive(sweep, jobs)  # may take a minute; no replay has started yet
@@ -167,33 +182,21 @@ def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -
 
 
 def _starter(machines: Machines, engine: str) -> Start:
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.local import LocalExecutor
-    from moereplay.sweeps.run import NOGIL
-    from moereplay.traces.texts import hint
-
     executor, workers = machines.executor, machines.workers
     if executor == "local":
         return lambda out, provenance: LocalExecutor(workers, engine == NOGIL, out, provenance)
     if executor == "ray":
-        from moereplay.sweeps.clusters import RayExecutor
-
         return lambda out, provenance: RayExecutor(machines.address, workers, out, provenance)
     raise ConfigError(f"unknown executor {executor!r}: {hint(executor, EXECUTORS)}")
 
 
 def _say_next(out: str) -> None:
-    from moereplay.traces.texts import typed
-
     say(f"wrote {out}/part-*/")
     say(f"next: moereplay sweep show {typed(out)}")
     say(f"figures: moereplay plot {typed(out)}")
 
 
 def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
-    from moereplay.sweeps.run import notes, surpluses
-    from moereplay.traces.texts import counted
-
     bounds = sum(job.kind == "bound" for job in share)
     traces = counted(len(sweep.traces), "trace")
     done = len(share) - len(jobs)
@@ -210,9 +213,6 @@ def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
 
 
 def _say_estimate(jobs: list[Job], engine: str, workers: int, requests: bool) -> None:
-    from moereplay.sweeps.run import estimate
-    from moereplay.traces.texts import size
-
     if not jobs:
         return
     cost = estimate(jobs, engine, workers)
@@ -246,9 +246,6 @@ def sweep_merge(
     out: Annotated[str, typer.Option(help="Folder or URL to write.", show_default=False)],
 ) -> None:
     """Join results: each configuration once, sorted. The bytes do not depend on how the runs were split."""
-    from moereplay.sweeps.parts import merge
-    from moereplay.sweeps.store import place_of
-
     merged = merge([place_of(each) for each in results], place_of(out))
     failed = f" and {merged.errors:,} error rows" if merged.errors else ""
     say(f"wrote {merged.where}: {merged.configurations:,} configurations{failed}")
@@ -259,8 +256,6 @@ def sweep_merge(
 
 def sweep_schema() -> None:
     """Print the JSON Schema of experiment files, for completion and checks in editors."""
-    from moereplay.sweeps.experiment.schema import json_schema
-
     show_json(json_schema())
 
 
@@ -301,14 +296,6 @@ def tune(
 
     With --every, the Pareto set and one of every N other trials are also measured, or run live.
     """
-    from moereplay.results.result import named
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.replay import ENGINES
-    from moereplay.sweeps.experiment.file import read
-    from moereplay.sweeps.jobs import open_traces
-    from moereplay.sweeps.store import Folder, is_url
-    from moereplay.sweeps.tune import Search, check
-
     if is_url(out):
         raise ConfigError(f"invalid --out {out}: expected a folder, for the journal of the search")
     engine = engine or ENGINES[0]
@@ -328,13 +315,6 @@ def tune(
 
 def _search(search: Search, folder: Folder, workers: int) -> list[Found]:
     """Run or resume a search. An interrupt ends it after the running replays."""
-    from moereplay.commands.terminal import progress
-    from moereplay.sweeps.experiment.expand import platforms
-    from moereplay.sweeps.local import LocalExecutor
-    from moereplay.sweeps.parts import sweep_provenance
-    from moereplay.sweeps.run import NOGIL
-    from moereplay.sweeps.tune import tune as search_by
-
     about = sweep_provenance(search.file.name, search.traces, search.engine, platforms(search.experiment))
     executor = LocalExecutor(workers, search.engine == NOGIL, folder, about)
     try:
@@ -350,15 +330,6 @@ def _search(search: Search, folder: Folder, workers: int) -> list[Found]:
 
 
 def _print_front(search: Search, found: Sequence[Found], as_json: bool) -> None:
-    from moereplay.analysis.tables import table
-    from moereplay.policies.grammar import foresight
-    from moereplay.results.remarks import assumptions
-    from moereplay.results.result import METRICS
-    from moereplay.sweeps.tune import jobs_found
-    from moereplay.traces.documents import json_text
-    from moereplay.traces.summary import synthetic
-    from moereplay.traces.texts import counted
-
     rows = [{**each.values, **each.settings} for each in found]
     rows.sort(key=lambda row: [-METRICS[name].score(row[name]) for name in search.objectives])
     if as_json:
@@ -375,17 +346,11 @@ def _print_front(search: Search, found: Sequence[Found], as_json: bool) -> None:
 
 def _checker_of_search(checks: Checks, search: Search) -> Checker | None:
     """Return the checker of trials, None without --every. It takes all platforms that the search may draw."""
-    from moereplay.commands.checks import checker_of
-    from moereplay.sweeps.tune import platforms_of
-
     return checker_of(checks, search.traces, platforms_of(search))
 
 
 def _check_search(checker: Checker, search: Search, folder: Path, found: Sequence[Found], every: int) -> None:
     """Check the Pareto set first, then one of every N other trials in their order."""
-    from moereplay.commands.checks import checked
-    from moereplay.sweeps.tune import jobs_found, tried
-
     trials = tried(search, folder)
     front = jobs_found(search, found)
     checked(checker, search.traces, folder, trials, lambda kept: kept.chosen_of_search(front, trials, every))

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
+import polars as pl
 import typer
 
+from moereplay.analysis.beside import beside
+from moereplay.analysis.checks import candidates_of, check_columns, in_short, summary
+from moereplay.analysis.forecast import forecast_columns, nested
+from moereplay.analysis.metrics import averaged, judged, ranked, shared, with_latencies
+from moereplay.analysis.metrics import grouped as means
+from moereplay.analysis.tables import SHARES, cell, csv, drawn, markdown
 from moereplay.commands.options import By, Where, grouped
 from moereplay.commands.quality import Foreseen
 from moereplay.commands.terminal import say, show
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import polars as pl
-
+from moereplay.policies.grammar import deciding, foresight
+from moereplay.results import checks, read
+from moereplay.results.errors import unknown
+from moereplay.results.files import csv_text
+from moereplay.results.read import filtered, label_of, routing_of, seconds_of
+from moereplay.results.remarks import bracketed
+from moereplay.results.settings import POLICIES
+from moereplay.results.stored import errors, load
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.store import place_of
+from moereplay.traces.documents import json_text
+from moereplay.traces.texts import counted
 
 Results = Annotated[
     str,
@@ -53,10 +67,6 @@ def sweep_show(
     form: Form,
 ) -> None:
     """Print stored results: settings that vary, and metrics to rank by. SIMULATED."""
-    from moereplay.analysis.checks import in_short
-    from moereplay.analysis.tables import drawn, markdown
-    from moereplay.sweeps.store import place_of
-
     folder = place_of(results).local()
     if table:
         _print_all(_counters(folder, table, where or [], form, group_by), form.as_json)
@@ -81,11 +91,6 @@ def sweep_show(
 
 def _counters(folder: Path, name: str, where: Sequence[str], form: Form, group_by: str) -> pl.DataFrame:
     """Return a table of counters. Raises ResultError or ConfigError."""
-    from moereplay.results import read
-    from moereplay.results.errors import unknown
-    from moereplay.results.stored import load
-    from moereplay.simulator.errors import ConfigError
-
     tables = {"runs": read.runs, "layers": read.layers, "requests": read.requests}
     if name not in tables:
         raise unknown("table", name, tables)
@@ -108,26 +113,11 @@ class _Page(NamedTuple):
 
 
 def _failed(folder: Path) -> _Page:
-    from moereplay.results.settings import POLICIES
-    from moereplay.results.stored import errors
-    from moereplay.traces.texts import counted
-
     rows = errors(folder).select("identity", *POLICIES, "capacity", "error")
     return _Page(rows, [f"{counted(len(rows), 'configuration')} without a result"])
 
 
 def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen: Foreseen, ends: bool) -> _Page:
-    from moereplay.analysis.checks import candidates_of, check_columns, summary
-    from moereplay.analysis.forecast import forecast_columns
-    from moereplay.analysis.metrics import averaged, judged, ranked, shared, with_latencies
-    from moereplay.analysis.metrics import grouped as means
-    from moereplay.policies.grammar import foresight
-    from moereplay.results import checks
-    from moereplay.results.read import filtered, label_of, routing_of, seconds_of
-    from moereplay.results.remarks import bracketed
-    from moereplay.results.stored import load
-    from moereplay.traces.texts import counted
-
     frame, said = foreseen.with_forecasts(filtered(load(folder), where))
     ranking, found = with_latencies(ranked(frame, by, ends and not group_by), frame, ends), checks.load(folder)
     heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}; seconds: {seconds_of(frame)}"
@@ -144,14 +134,9 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
 
 
 def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
-    from moereplay.results.files import csv_text
-    from moereplay.traces.documents import json_text
-
     if not as_json:
         sys.stdout.write(csv_text(rows))
         return
-    from moereplay.analysis.forecast import nested
-
     for row in rows.iter_rows(named=True):
         print(json_text(nested(row)))
 
@@ -176,14 +161,6 @@ def sweep_compare(
 
     A difference is ONE minus the row, with its 95 % CI; p_holm is corrected for the number of rows.
     """
-    from moereplay.analysis.beside import beside
-    from moereplay.analysis.tables import SHARES, csv, drawn
-    from moereplay.policies.grammar import deciding, foresight
-    from moereplay.results.read import filtered, label_of, routing_of
-    from moereplay.results.stored import load
-    from moereplay.sweeps.store import place_of
-    from moereplay.traces.documents import json_text
-
     frame = filtered(load(place_of(results).local()), where or [])
     found = beside(frame, one, by, foresight(), deciding())
     if as_csv or as_json:
@@ -201,8 +178,6 @@ SIGNS = {"difference": "+", "low": "+", "high": "+", "half_width": ""}
 
 def _signed(value: float | None, by: str, sign: str = "+") -> str:
     """Format a share in points, other values in their unit."""
-    from moereplay.analysis.tables import SHARES, cell
-
     if value is None:
         return "-"
     if by in SHARES:

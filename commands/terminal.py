@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from moereplay.traces.texts import counted, escaped, escaped_lines
+
 if TYPE_CHECKING:
     from moereplay.analysis.figures.catalogue import Drawn
     from moereplay.sweeps.run import Progress as SweepProgress
     from moereplay.tracegen.tokens import Progress
     from moereplay.traces.schema import Trace
-
 STDOUT = Path("-")  #: means standard output for verbs that write one text
 INTERRUPTED = 130  #: exit code of a program that Ctrl-C ended, as shells report it
 #: Time for threads to remove half-written files, or to finish a step.
@@ -35,7 +36,6 @@ SECONDS_TO_END = 0.3
 def show(*parts: str) -> None:
     """Print lines and tables to stdout; wider lines are folded."""
     from moereplay.analysis.tables import folded
-    from moereplay.traces.texts import escaped
 
     for line in (line for part in parts for line in part.split("\n")):
         print(folded(escaped(line)))
@@ -51,7 +51,6 @@ def show_json(document: object) -> None:
 def say(line: str) -> None:
     """Print a remark to stderr, wrapped to the terminal or to COLUMNS; without a terminal in one line."""
     from moereplay.analysis.tables import folded, width_of
-    from moereplay.traces.texts import escaped_lines
 
     folds = sys.stderr.isatty() or "COLUMNS" in os.environ
     lines = escaped_lines(line)
@@ -61,7 +60,6 @@ def say(line: str) -> None:
 def rewrite(line: str, before: int = 0) -> int:
     """Replace the last line of stderr's terminal, `before` characters long. Return the length of the new one."""
     from moereplay.analysis.tables import width_of
-    from moereplay.traces.texts import escaped
 
     cut = escaped(line)[: width_of(sys.stderr) - 1]  # a full line would scroll
     print(f"\r{cut:{min(before, width_of(sys.stderr) - 1)}}", end="", file=sys.stderr, flush=True)
@@ -81,8 +79,6 @@ def clock(seconds: float) -> str:
 
 def say_wrote(path: Path, trace: Trace) -> None:
     """Print path, size and digest of a trace that was written."""
-    from moereplay.traces.texts import counted
-
     size = f"{counted(trace.requests, 'request')}, {counted(trace.tokens, 'token')}"
     say(f"wrote {path}: {size}, digest {trace.digest[:12]}")
 

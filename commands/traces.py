@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
+from pydantic import ValidationError
 
+from moereplay.analysis.inspection import document, render
+from moereplay.analysis.tables import table
 from moereplay.commands import options
+from moereplay.commands.import_ import write_profile
 from moereplay.commands.options import NewTrace, TracePath, grouped, option_fault
 from moereplay.commands.terminal import keeping, left_of, say, say_made, say_wrote, show, show_json
-
-if TYPE_CHECKING:
-    from moereplay.traces.routing import RoutingModel
-    from moereplay.traces.schema import Geometry
-
+from moereplay.results.errors import check_output
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.combine import appended, merged, taken
+from moereplay.traces.dense import with_stored
+from moereplay.traces.geometry import as_known
+from moereplay.traces.importers.contract import dense_line
+from moereplay.traces.library import fetch, folder_of, library_of, publish
+from moereplay.traces.routing import RoutingModel, named
+from moereplay.traces.schema import Geometry
+from moereplay.traces.selection import drawn, listed, profile, spaced
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.summary import summarise
+from moereplay.traces.synthetic import Synthetic
+from moereplay.traces.synthetic import synthesise as make
+from moereplay.traces.validator import examine
+from moereplay.traces.weight_formats import BITS_PER_WEIGHT
+from moereplay.traces.writer import write_trace
 
 FIELDS = ("name", "model", "licence", "requests", "tokens", "bytes", "capabilities", "digest", "source")
 Library = Annotated[
@@ -26,9 +42,6 @@ def traces_list(
     source: Library = None, *, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 ) -> None:
     """List the traces of a library, or the bundled ones."""
-    from moereplay.analysis.tables import table
-    from moereplay.traces.library import library_of
-
     library = library_of(source)
     entries = library.index().traces
     if as_json:
@@ -65,8 +78,6 @@ def traces_get(
     out: Annotated[Path | None, typer.Option(help="Trace to write (default: NAME.zarr).")] = None,
 ) -> None:
     """Copy a trace from a library and check every file against its published sha256."""
-    from moereplay.traces.library import fetch, folder_of, library_of
-
     library = library_of(source)
     path = out or Path(folder_of(name))
     trace = fetch(library, name, path)
@@ -87,9 +98,6 @@ def traces_publish(
     source: Annotated[str, typer.Option(help="Source of the routing, in words.")] = "",
 ) -> None:
     """Add a trace to a library with licence, digests and a card. Prompts are left out."""
-    from moereplay.traces.library import publish
-    from moereplay.traces.store import open_trace
-
     entry = publish(open_trace(trace), out, name or trace.name.removesuffix(".zarr"), licence, source)
     if entry.prompts_sha256:
         say("note: token ids are left out because they reveal the prompts; traces.json has their hash")
@@ -107,9 +115,6 @@ def traces_merge(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted merge.")] = False,
 ) -> None:
     """Join traces of one model: all requests in order, with the arrays that every trace has."""
-    from moereplay.traces.combine import merged
-    from moereplay.traces.store import open_trace
-
     with keeping(lambda: left_of(out, "merged")):
         trace, left_out = merged(out, [open_trace(source) for source in sources], resume)
     for array in left_out:
@@ -133,10 +138,6 @@ def traces_slice(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted copy.")] = False,
 ) -> None:
     """Copy some requests of a trace in the given order."""
-    from moereplay.traces.combine import taken
-    from moereplay.traces.selection import listed
-    from moereplay.traces.store import open_trace
-
     opened = open_trace(trace)
     numbers = listed(requests, opened.requests)
     with keeping(lambda: left_of(out, "copied")):
@@ -158,10 +159,6 @@ def traces_sample(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted copy.")] = False,
 ) -> None:
     """Copy a number of requests of a trace in its order: evenly spaced, or drawn with a seed."""
-    from moereplay.traces.combine import taken
-    from moereplay.traces.selection import drawn, spaced
-    from moereplay.traces.store import open_trace
-
     opened = open_trace(trace)
     numbers = spaced(requests, opened.requests) if seed is None else drawn(requests, opened.requests, seed)
     drawn_by = "" if seed is None else f" drawn with seed {seed}"
@@ -179,9 +176,6 @@ def traces_append(
     more: Annotated[list[Path], typer.Argument(help="Traces of the same model.", show_default=False)],
 ) -> None:
     """Append the requests of other traces to a trace in place: all of them, or none if the process is killed."""
-    from moereplay.traces.combine import appended
-    from moereplay.traces.store import open_trace
-
     with keeping(lambda: f"{trace} is unchanged"):
         grown, left_out = appended(trace, [open_trace(source) for source in more])
     for array in left_out:
@@ -198,11 +192,6 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Check a trace and summarise its routing: reuse, working set, entropy, look-ahead recall."""
-    from moereplay.analysis.inspection import document, render
-    from moereplay.traces.store import open_trace, verify
-    from moereplay.traces.summary import summarise
-    from moereplay.traces.validator import examine
-
     opened = open_trace(trace)
     if full:
         verify(opened)
@@ -227,12 +216,7 @@ def split(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
 ) -> None:
     """Split a trace by requests, to fit a policy to one part and test it on the other."""
-    from moereplay.commands.import_ import write_profile
-    from moereplay.results.errors import check_output
-    from moereplay.traces.selection import profile
     from moereplay.traces.selection import split as drawn
-    from moereplay.traces.store import open_trace
-    from moereplay.traces.writer import write_trace
 
     opened = open_trace(trace)
     parts = drawn(opened.requests, share, seed)
@@ -307,14 +291,6 @@ def synthesise(
     seed: Annotated[int, typer.Option(help="Seed of the routing.")] = 0,
 ) -> None:
     """Make a synthetic trace with a known model's geometry and chosen statistics."""
-    from pydantic import ValidationError
-
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.importers.contract import dense_line
-    from moereplay.traces.synthetic import Synthetic
-    from moereplay.traces.synthetic import synthesise as make
-    from moereplay.traces.writer import write_trace
-
     model = _like(like, kind, reuse)
     geometry = _stored(name := sizes.model or _model_of(model, like), sizes)
     recall = recall or _recorded(model, geometry, logits)
@@ -348,9 +324,6 @@ def synthesise(
 
 def _like(name: str, kind: str, reuse: float | None) -> RoutingModel | None:
     """Return the routing model, None without one. Raises TraceError; ConfigError for options of other processes."""
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.routing import named
-
     if not name:
         return None
     if kind != "markov" or reuse is not None:
@@ -360,8 +333,6 @@ def _like(name: str, kind: str, reuse: float | None) -> RoutingModel | None:
 
 def _model_of(model: RoutingModel | None, like: str) -> str:
     """Return the known model that a routing model is of, the default one without it. Raises ConfigError."""
-    from moereplay.simulator.errors import ConfigError
-
     if model and not model.model:
         raise ConfigError(f"missing --model: routing model {like} does not belong to a known model")
     return model.model if model else DEFAULT_MODEL
@@ -380,10 +351,6 @@ def _recorded(model: RoutingModel | None, geometry: Geometry, logits: bool) -> s
 
 def _stored(model: str, sizes: Sizes) -> Geometry:
     """Return the geometry of a known model with the weight formats of the options. Raises TraceError."""
-    from moereplay.traces.dense import with_stored
-    from moereplay.traces.geometry import as_known
-    from moereplay.traces.weight_formats import BITS_PER_WEIGHT
-
     stored = options.stored(*sizes[1:5])
     options.refuse_both(quant=sizes.quant, expert_bits=sizes.expert_bits)
     geometry, named = options.model_named(model, sizes.quant).geometry, stored["weight_format"]

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from moereplay.analysis.tables import table
+from moereplay.analysis.validation import (
+    Comparison,
+    Runs,
+    Tolerances,
+    compare,
+    document,
+    heading,
+    lines,
+    measure_rows,
+    quality_rows,
+    to_frame,
+)
 from moereplay.commands import model_options, options
-from moereplay.commands.options import ListedSettings, grouped, naming
-from moereplay.commands.terminal import say, say_left_out, say_when_compiling, show, show_json
+from moereplay.commands.options import Given, ListedSettings, grouped, naming
+from moereplay.commands.terminal import progress, say, say_left_out, say_when_compiling, show, show_json
+from moereplay.results.errors import ResultError, check_output
+from moereplay.results.files import write_frame
+from moereplay.results.settings import POLICIES
+from moereplay.results.validation import FILE, QUALITY
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import plan, replay
+from moereplay.sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
+from moereplay.tracegen.errors import RecordError, require_torch
+from moereplay.tracegen.folder import Folder, located
+from moereplay.tracegen.live.requests import check_live, requests_of
+from moereplay.tracegen.plan import DTYPES, QUANTISERS, check_device, check_placement
+from moereplay.tracegen.precision import check_quantiser
+from moereplay.traces.schema import Trace, memory_trace
+from moereplay.traces.store import open_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from moereplay.analysis.validation import Comparison, Tolerances
-    from moereplay.commands.options import Given
-    from moereplay.simulator.config import ReplayConfig
     from moereplay.tracegen.checkpoint import Loaded
-    from moereplay.tracegen.folder import Folder
     from moereplay.tracegen.live.run import Prepared
-    from moereplay.traces.schema import Trace
 
 
 class Model(NamedTuple):
@@ -65,16 +87,6 @@ def validate(
     out: Annotated[Path | None, typer.Option(help="Folder for the comparison (Parquet) and figures.")] = None,
 ) -> None:
     """Compare live runs with replays of the trace. The exit code is 1 if they differ by more than the tolerance."""
-    from moereplay.analysis.validation import Tolerances
-    from moereplay.commands.terminal import progress
-    from moereplay.results.errors import check_output
-    from moereplay.results.validation import FILE
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.tracegen.errors import require_torch
-    from moereplay.tracegen.plan import check_device
-    from moereplay.tracegen.precision import check_quantiser
-    from moereplay.traces.store import open_trace
-
     if settings.preset and sets:
         raise ConfigError("--preset cannot be combined with --sets")
     require_torch()
@@ -101,8 +113,6 @@ def validate(
 
 def _first(trace: Trace, requests: int | None) -> Trace:
     """Return the trace, or a trace of its first requests."""
-    from moereplay.traces.schema import memory_trace
-
     if requests is None or requests >= trace.requests:
         return trace
     return memory_trace(trace.header, [trace.request(at) for at in range(requests)], trace.router_bias)
@@ -110,9 +120,6 @@ def _first(trace: Trace, requests: int | None) -> Trace:
 
 def _configs(path: Path | None, settings: Given) -> dict[str, ReplayConfig]:
     """Return the policy sets of the file, of the options, or the bundled three. Options override [base] of the file."""
-    from moereplay.results.settings import POLICIES
-    from moereplay.sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
-
     given = {name: text for name, text in settings.lists().items() if text}
     if path is not None:
         sets, base = read_sets(path)
@@ -126,9 +133,6 @@ def _configs(path: Path | None, settings: Given) -> dict[str, ReplayConfig]:
 
 def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
     """Raises ConfigError naming a set that cannot be replayed or needs the future, before the model is loaded."""
-    from moereplay.simulator.replay import plan
-    from moereplay.tracegen.live.requests import check_live, requests_of
-
     requests_of(trace, 1)
     for name, config in configs.items():
         with naming(name):
@@ -139,9 +143,6 @@ def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
 
 def folder_of(trace: Trace, named: str) -> Folder:
     """Locate the checkpoint of the trace. Raises RecordError, before torch is imported, if the location is unknown."""
-    from moereplay.tracegen.errors import RecordError
-    from moereplay.tracegen.folder import located
-
     recorded = trace.header.provenance
     if not (named or recorded.revision or recorded.model == "miniature"):  # the hub's models have a revision
         raise RecordError(
@@ -152,8 +153,6 @@ def folder_of(trace: Trace, named: str) -> Folder:
 
 def as_recorded(trace: Trace, dtype: str, device_map: str | None) -> dict[str, Any]:
     """Return dtype and quantisation for `load`, as recorded unless an option overrides them."""
-    from moereplay.tracegen.plan import DTYPES, QUANTISERS, check_placement
-
     stored, _, quantiser = trace.header.provenance.dtype.partition("+")
     recorded = {"dtype": stored if stored in DTYPES else "auto", "device_map": device_map}
     recorded["quantise"] = quantiser if quantiser in QUANTISERS else None
@@ -193,10 +192,6 @@ def _compared(
     name: str, run: Prepared, trace: Trace, allowed: Tolerances, log: bool, advance: Callable[[int], None]
 ) -> Comparison:
     """Compare one live run with its two replays."""
-    from moereplay.analysis.validation import Runs, compare
-    from moereplay.results.validation import QUALITY
-    from moereplay.simulator.replay import replay
-
     config = run.plan.config
     live = run.run(log=log, quality=run.plan.chosen.open_loop, progress=advance)
     recorded = live.trace()
@@ -206,9 +201,6 @@ def _compared(
 
 
 def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
-    from moereplay.analysis.tables import table
-    from moereplay.analysis.validation import document, heading, lines, measure_rows, quality_rows
-
     if as_json:
         show_json(document(found))
         return
@@ -221,10 +213,6 @@ def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
 def _write(out: Path, found: Sequence[Comparison]) -> None:
     """Write the comparison as Parquet, and its figures."""
     from moereplay.analysis.figures.catalogue import draw_all, save
-    from moereplay.analysis.validation import to_frame
-    from moereplay.results.errors import ResultError
-    from moereplay.results.files import write_frame
-    from moereplay.results.validation import FILE
 
     frame = to_frame(found)
     write_frame(frame, out / FILE)

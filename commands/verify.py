@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from moereplay.analysis.tables import csv, table
+from moereplay.calibration.engine_log import EngineRun, runs_of, runs_of_lines
+from moereplay.calibration.files import read_folder
+from moereplay.calibration.prediction import Prediction
+from moereplay.calibration.replayed import model_of
+from moereplay.calibration.runs import runs_of_logs
 from moereplay.commands import options
 from moereplay.commands.calibrate import BASE, AboutLogs, check_exists, facts_of, per_log
 from moereplay.commands.options import Typed, grouped
-from moereplay.commands.terminal import say, say_when_compiling, show, show_json
+from moereplay.commands.terminal import progress, say, say_when_compiling, show, show_json
+from moereplay.results.errors import check_output
+from moereplay.simulator.capacity import parse_capacity
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platforms import platform
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.llama.binding import library_file
+from moereplay.tracegen.llama.process import cache_runs, requests_of
+from moereplay.tracegen.llama.record import GgufModel, opened, processors
+from moereplay.traces.documents import content
+from moereplay.traces.files import write_whole
+from moereplay.traces.schema import Trace
+from moereplay.traces.selection import first_requests
+from moereplay.traces.store import open_trace
+from moereplay.traces.texts import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from moereplay.calibration.engine_log import EngineRun
     from moereplay.calibration.evidence import Machines
-    from moereplay.calibration.prediction import Prediction
     from moereplay.calibration.verify import Verified
-    from moereplay.tracegen.llama.record import GgufModel
-    from moereplay.traces.schema import Trace
 
 
 class Engine(NamedTuple):
@@ -65,12 +81,7 @@ def verify(
     reported: Reported,
 ) -> None:
     """Compare an engine's own hits and times with a replay: run llama.cpp, or read an engine's log."""
-    from moereplay.calibration.engine_log import runs_of
     from moereplay.calibration.verify import Verifier, check_counted
-    from moereplay.results.errors import check_output
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.selection import first_requests
-    from moereplay.traces.store import open_trace
 
     if bool(log) == bool(engine.model):
         raise ConfigError(
@@ -97,13 +108,6 @@ def verify(
 
 def _run(trace: Trace, asked: Engine) -> tuple[Trace, list[EngineRun]]:
     """Run llama.cpp at each size; return the trace as of the file, and the runs."""
-    from moereplay.calibration.engine_log import runs_of_lines
-    from moereplay.commands.terminal import progress
-    from moereplay.simulator.capacity import parse_capacity
-    from moereplay.tracegen.llama.binding import library_file
-    from moereplay.tracegen.llama.process import cache_runs, requests_of
-    from moereplay.tracegen.llama.record import opened, processors
-
     assert asked.model
     file = opened(str(asked.model))
     trace = _of_file(trace, file)
@@ -123,10 +127,6 @@ def _run(trace: Trace, asked: Engine) -> tuple[Trace, list[EngineRun]]:
 
 def _of_file(trace: Trace, file: GgufModel) -> Trace:
     """Return the trace with the file's bytes. Raises RecordError for a file of another shape."""
-    from dataclasses import replace
-
-    from moereplay.tracegen.errors import RecordError
-
     mine, its = trace.geometry, file.known.geometry
     for name in ("layers", "experts", "k"):
         if getattr(mine, name) != getattr(its, name):
@@ -140,12 +140,7 @@ def _of_file(trace: Trace, file: GgufModel) -> Trace:
 
 def _append(found: Verified, to: Reported) -> None:
     """Append the rows, below the heading if the file is new. Raises ConfigError for another kind of file."""
-    from moereplay.analysis.tables import csv
     from moereplay.calibration.comparison import as_records
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.documents import content
-    from moereplay.traces.files import write_whole
-    from moereplay.traces.texts import counted
 
     assert to.row
     heading, _, lines = csv(as_records(found.records(to.device))).partition("\n")
@@ -160,8 +155,6 @@ def _append(found: Verified, to: Reported) -> None:
 
 
 def _show(found: Verified) -> None:
-    from moereplay.analysis.tables import table
-
     match = "" if found.points is None else "; it matches" if found.matches else "; it is the nearest, and none matches"
     show(f"replayed: {found.rule}{match}", "", table(found.counts()), "", table(found.times()))
     if found.line:
@@ -197,7 +190,6 @@ def evidence(
 ) -> None:
     """Predict measured runs with a calibrated platform, by replay where their routing is available."""
     from moereplay.calibration.evidence import document
-    from moereplay.simulator.errors import ConfigError
 
     for source in sources:
         check_exists(source)
@@ -224,9 +216,6 @@ def _of_folder(
     sources: Sequence[Path], calibration: list[str] | None, fit: list[str] | None, base: str | None
 ) -> tuple[list[Prediction], Machines]:
     from moereplay.calibration.evidence import from_files, from_fits, predictions
-    from moereplay.calibration.files import read_folder
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platforms import platform
 
     if len(sources) > 1:
         raise ConfigError(f"{sources[0]} cannot be combined with {sources[1]}: pass one folder, or logs")
@@ -243,9 +232,6 @@ def _of_folder(
 
 def _of_logs(files: list[Path], calibration: list[str] | None, about: AboutLogs) -> tuple[list[Prediction], Machines]:
     from moereplay.calibration.evidence import from_files, of_log
-    from moereplay.calibration.replayed import model_of
-    from moereplay.calibration.runs import runs_of_logs
-    from moereplay.simulator.errors import ConfigError
 
     if not calibration:
         raise ConfigError("missing calibration: pass --calibration FILE, which `moereplay calibrate` writes")
@@ -267,7 +253,6 @@ def _of_logs(files: list[Path], calibration: list[str] | None, about: AboutLogs)
 
 
 def _show_folder(found: list[Prediction]) -> None:
-    from moereplay.analysis.tables import table
     from moereplay.calibration.report import SPARE, refusal_rows, residual_rows, summary_line
 
     for rows in filter(None, (residual_rows(found), refusal_rows(found))):
@@ -277,7 +262,6 @@ def _show_folder(found: list[Prediction]) -> None:
 
 
 def _show_logs(found: list[Prediction], replayed: bool) -> None:
-    from moereplay.analysis.tables import table
     from moereplay.calibration.report import quantity_rows
 
     show(table([row for each in found for row in quantity_rows(each)]))

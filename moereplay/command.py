@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import re
 import signal
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 from math import isfinite
@@ -43,7 +43,6 @@ with _ending_at_once():
     from typer.core import TyperCommand, TyperGroup
 
     from moereplay import commands
-    from moereplay.commands.options import HEADINGS, heading_of, with_default
     from moereplay.commands.terminal import INTERRUPTED, leave, mute, say, second_interrupt_ends, was_interrupted
 
 #: Errors of a full disk, a quota, or a limit on file sizes.
@@ -55,8 +54,12 @@ COMPLETE = "interrupted: files that were written are complete"
 COMPLETES = "_MOEREPLAY_COMPLETE"  #: in the environment while a shell completes a line
 
 
+def _not_loaded() -> None:
+    """Stand for a verb that the line does not name, of which help and completion need the name and the line."""
+
+
 def application(names: Sequence[str] = commands.NAMES) -> typer.Typer:
-    """Return the command with these verbs, some of them in groups; each imports the file that defines it."""
+    """Return the command with its verbs, some of them in groups; the files that define `names` are imported."""
     app = typer.Typer(cls=ByPurpose, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(options)
     groups = {
@@ -66,18 +69,21 @@ def application(names: Sequence[str] = commands.NAMES) -> typer.Typer:
     for name, group in groups.items():
         app.add_typer(group, name=name)
     lines = {name: line for verbs in commands.VERBS.values() for name, line in verbs.items()}
-    for name in names:
-        verb = getattr(import_module(f"moereplay.commands.{commands.file_of(name)}"), name)
+    for name, line in lines.items():
+        file = f"moereplay.commands.{commands.file_of(name)}"
+        verb = getattr(import_module(file), name) if name in names else _not_loaded
         group, _, rest = name.partition("_")
         where, typed = (groups[group], rest) if group in groups else (app, group)
-        where.command(typed, cls=Verb, short_help=lines[name])(verb)
+        where.command(typed, cls=Verb, short_help=line)(verb)
     return app
 
 
 def _meant(line: Sequence[str]) -> tuple[str, ...]:
-    """Return the verbs that a command line can mean: those of its first word, or all, for help and for completion."""
-    first = line[0] if line and COMPLETES not in os.environ else ""
-    return tuple(name for name in commands.NAMES if name.partition("_")[0] == first) or commands.NAMES
+    """Return the verbs that a command line can mean by its first two words, or all where a shell completes it."""
+    if COMPLETES in os.environ:
+        return commands.NAMES
+    of_first = [name for name in commands.NAMES if name.partition("_")[0] in line[:1]]
+    return tuple(name for name in of_first if name.partition("_")[2] in line[1:2]) or tuple(of_first)
 
 
 #: Options that name a file or a folder to write.
@@ -92,7 +98,9 @@ class Verb(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments. Raises BadParameter for infinities, NaN (which passes every range), and `-` as output."""
         self._check_once(ctx, list(args))
-        left = super().parse_args(ctx, args)
+        ctx.allow_extra_args = True
+        if (left := super().parse_args(ctx, args)) and not ctx.resilient_parsing:
+            raise _usage_error(f"unexpected argument {' '.join(left)}: remove it", ctx)
         param: Any
         for param in self.params:
             value = ctx.params.get(param.name)
@@ -122,6 +130,8 @@ class Verb(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then options by heading."""
+        from moereplay.commands.options import HEADINGS, heading_of, with_default
+
         sections: dict[str, list[tuple[str, str]]] = {}
         params: list[Any] = [param for param in self.get_params(ctx) if param.get_help_record(ctx)]
         options = [param for param in params if param.param_type_name == "option"]
@@ -135,7 +145,74 @@ class Verb(TyperCommand):
                     formatter.write_dl(sections[heading])
 
 
-class Subcommands(TyperGroup):
+class UsageError(Exception):
+    """A line that cannot be parsed, in the words of this program."""
+
+
+class FileEndedError(Exception):
+    """Carries an EOFError past typer, which would print "Aborted!" in its place."""
+
+
+def _usage_error(message: str, context: Any) -> UsageError:
+    """Return an error that ends with the help to read: that of the verb, where it is known."""
+    verb = context.command_path.partition("moereplay ")[2].split() if context else []
+    return UsageError(f"{message}; see `{' '.join(['moereplay', *verb])} --help`")
+
+
+def _did_you_mean(names: Sequence[str]) -> str:
+    return f": did you mean {'one of ' if len(names) > 1 else ''}{', '.join(names)}?" if names else ""
+
+
+def _in_plain_words(error: Any) -> str:
+    """Return what an error of typer says, from its attributes: its sentences lack the value, and may change."""
+    param, option = getattr(error, "param", None), getattr(error, "option_name", None)
+    if hasattr(error, "possibilities"):
+        return f"unknown option {option}{_did_you_mean(sorted(error.possibilities or ()))}"
+    if option is not None and error.message.endswith("requires an argument."):
+        return f"missing value of {option}: pass {option} VALUE"
+    if param is None:
+        return error.format_message()
+    name = param.get_error_hint().partition(" ")[0].strip("'")
+    if not hasattr(error, "param_type"):
+        return f"invalid {name}: {error.message}"
+    if param.param_type_name == "argument":
+        return f"missing argument {name}: pass it after the command"
+    return f"missing {name}: pass {name} VALUE"
+
+
+@contextmanager
+def _usage_in_plain_words() -> Iterator[None]:
+    """Raises UsageError in place of typer's errors, which have three lines, other words, and not the value."""
+    try:
+        yield
+    except EOFError as ended:
+        raise FileEndedError from ended
+    except Exception as error:
+        if not hasattr(error, "format_message") or "\n" in error.format_message():  # pyright: ignore
+            raise  # another error, or the help that a group without a verb prints
+        cause: Any = error.__cause__
+        if hasattr(cause, "errors"):
+            from moereplay.traces.documents import words
+
+            fault, option = cause.errors()[0], getattr(getattr(error, "param", None), "opts", ["value"])[-1]
+            message = f"invalid {option} {fault['input']}: {words(fault).partition(' (got ')[0]}"
+        else:
+            message = _in_plain_words(error)
+        raise _usage_error(message, getattr(error, "ctx", None)) from None
+
+
+class Group(TyperGroup):
+    """Verbs below one word, or all of them."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the verb that is typed. Raises UsageError for another word, with the verbs that resemble it."""
+        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
+            near = _did_you_mean(get_close_matches(args[0], self.commands))
+            raise _usage_error(f"unknown command {args[0]}{near}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class Subcommands(Group):
     """A verb with subcommands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -149,56 +226,7 @@ class Subcommands(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-class UsageError(Exception):
-    """A line that cannot be parsed, in the words of this program."""
-
-
-class FileEndedError(Exception):
-    """Carries an EOFError past typer, which would print "Aborted!" in its place."""
-
-
-#: Messages of typer, and how this program says them.
-USAGE = (
-    (r"Missing option '([^' ]+).*", r"missing \1: pass \1 VALUE"),
-    (r"Missing argument '(.*)'\.", r"missing argument \1: pass it after the command"),
-    (r"Invalid value for '([^' ]+).*?': (.*)", r"invalid \1: \2"),
-    (r"No such option: (\S+) \(Possible options: ([^,]*)\)", r"unknown option \1: did you mean \2?"),
-    (r"No such option: (\S+) \(Possible options: (.*)\)", r"unknown option \1: did you mean one of \2?"),
-    (r"No such option: (\S+) Did you mean (\S+)\?", r"unknown option \1: did you mean \2?"),
-    (r"No such option: (\S+)", r"unknown option \1"),
-    (r"No such command '(.*?)'\. Did you mean '([^,]*)'\?", r"unknown command \1: did you mean \2?"),
-    (r"No such command '(.*?)'\. Did you mean '(.*)'\?", r"unknown command \1: did you mean one of \2?"),
-    (r"No such command '(.*?)'\.", r"unknown command \1"),
-    (r"Got unexpected extra argument\S* \((.*)\)", r"unexpected argument \1: remove it"),
-    (r"Option '([^' ]+)' requires an argument\.", r"missing value of \1: pass \1 VALUE"),
-)
-
-
-@contextmanager
-def _usage_in_plain_words() -> Iterator[None]:
-    """Raises UsageError in place of typer's errors, which have three lines, other words, and not the value."""
-    try:
-        yield
-    except EOFError as ended:
-        raise FileEndedError from ended
-    except Exception as error:
-        text = error.format_message().replace("', '", ", ") if hasattr(error, "format_message") else "\n"  # pyright: ignore
-        if "\n" in text:  # another error, or the help that a group without a verb prints
-            raise
-        context, cause = getattr(error, "ctx", None), error.__cause__
-        option = getattr(getattr(error, "param", None), "opts", ["value"])[-1]
-        if hasattr(cause, "errors"):
-            from moereplay.traces.documents import words
-
-            fault = cause.errors()[0]  # pyright: ignore
-            message = f"invalid {option} {fault['input']}: {words(fault).partition(' (got ')[0]}"
-        else:
-            message = next((re.sub(rule, said, text) for rule, said in USAGE if re.fullmatch(rule, text)), text)
-        verb = context.command_path.partition("moereplay ")[2].split() if context else []
-        raise UsageError(f"{message}; see `{' '.join(['moereplay', *verb])} --help`") from None
-
-
-class ByPurpose(TyperGroup):
+class ByPurpose(Group):
     """The command itself, whose `--help` lists verbs under headings."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
