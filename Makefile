@@ -55,8 +55,8 @@ $(BIN)/python:
 	$(call install,-e '.[quant]',,hqq bitsandbytes and torchao)
 	@touch $@
 
-.venv/dev.stamp: .venv/record.stamp
-	$(call install,-e '.[record]',--group dev,the tools of the tests)
+.venv/dev.stamp: .venv/record.stamp contrib/importers/pyproject.toml
+	$(call install,-e '.[record]' -e contrib/importers,--group dev,the tools of the tests)
 	@touch $@
 
 demo: demo-begins .venv/record.stamp  ## record a small model, replay 18 configurations, draw, name the best (2 minutes)
@@ -293,15 +293,17 @@ figures: .venv/base.stamp    ## pictures of the pages and their texts: the repor
 	@test -n "$(CHROMIUM)" || { echo "this needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it"; exit 2; }
 	PATH="$(abspath $(BIN)):$$PATH" CHROMIUM="$(CHROMIUM)" docs/figures/make.sh $(wildcard $(RECORDINGS))
 
-tables: .venv/base.stamp     ## write the tables of cards, policies, importers, exporters, hooks, columns, settings and counters into docs/
+tables: .venv/dev.stamp      ## write the tables of cards, policies, importers, exporters, hooks, columns, settings and counters into docs/
 	$(BIN)/moereplay policies --markdown > policies.table
 	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r policies.table' docs/policies-table.md && rm policies.table
 	$(BIN)/python -c 'from moereplay.simulator.cards import markdown; print(markdown())' > cards.table
 	sed -i -e '/<!-- cards:/,/<!-- end -->/{//!d}' -e '/<!-- cards:/r cards.table' docs/platforms.md && rm cards.table
 	$(BIN)/python -m moereplay.results.counters > docs/counters.table
 	sed -i -e '/<!-- counters:/,/<!-- end -->/{//!d}' -e '/<!-- counters:/r docs/counters.table' docs/semantics.md && rm docs/counters.table
-	$(BIN)/python -c 'from moereplay.traces.importers.registry import markdown; print(markdown())' > importers.table
+	$(BIN)/python -c 'from moereplay.traces.importers.registry import BUILT_IN, CATCH_ALLS, markdown; print(markdown(BUILT_IN | CATCH_ALLS))' > importers.table
 	sed -i -e '/<!-- importers:/,/<!-- end -->/{//!d}' -e '/<!-- importers:/r importers.table' docs/trace-format.md && rm importers.table
+	$(BIN)/python -c 'from moereplay.traces.importers.registry import markdown, plug_ins; print(markdown(plug_ins.contributed()))' > importers.table
+	sed -i -e '/<!-- importers:/,/<!-- end -->/{//!d}' -e '/<!-- importers:/r importers.table' contrib/importers/README.md && rm importers.table
 	$(BIN)/python -c 'from moereplay.traces.profiles.contract import markdown; print(markdown())' > profiles.table
 	sed -i -e '/<!-- profiles:/,/<!-- end -->/{//!d}' -e '/<!-- profiles:/r profiles.table' docs/trace-format.md && rm profiles.table
 	$(BIN)/python -c 'from moereplay.traces.exporters.contract import markdown; print(markdown())' > exporters.table

@@ -117,7 +117,7 @@ def _trace_of(source: Path, out: Path, settings: Options, format: str | None, li
     from moereplay.traces.writer import write_trace
 
     with keeping(lambda: left_of(out, "imported")):
-        foreign = importers.read(source, settings, format)
+        foreign = importers.read(source, settings, format, lambda line: say(f"warning: {line}"))
         requests = foreign.requests if limit is None else islice(foreign.requests, min(limit, sys.maxsize))
         try:
             trace = write_trace(out, foreign.header, requests, resume=resume)
