@@ -21,7 +21,7 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-contrib test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss report-check bench-recording bench bench-cost bench-sweep miniature sample tables figures format clean
 
 help:            ## this list
@@ -112,6 +112,9 @@ test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make te
 
 test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simulator, test-commands, ...
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/$*
+
+test-contrib: .venv/dev.stamp  ## the tests of contrib/: formats of one publication or one fork
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal contrib
 
 test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast, random policy files, pairs under the other contract
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest

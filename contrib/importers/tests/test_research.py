@@ -11,6 +11,7 @@ import numpy as np
 
 from contrib.importers.tests.catalogue import SAMPLES
 from moereplay.traces.files import bundled
+from moereplay.traces.geometry import known_models
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.selection import first_requests
 from moereplay.traces.store import open_trace
