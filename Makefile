@@ -23,7 +23,7 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-ci test-long test-longest parity check wheel coverage study-faults study-mutants study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-slow test-contrib test-long test-longest parity check wheel coverage study-faults study-mutants study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss report-check bench-recording bench bench-cost bench-sweep miniature sample tables figures format clean
 
 help:            ## this list
@@ -57,8 +57,8 @@ $(BIN)/python:
 	$(call install,-e '.[quant]',,hqq bitsandbytes and torchao)
 	@touch $@
 
-.venv/dev.stamp: .venv/record.stamp
-	$(call install,-e '.[record]',--group dev,the tools of the tests)
+.venv/dev.stamp: .venv/record.stamp contrib/importers/pyproject.toml
+	$(call install,-e '.[record]' -e contrib/importers,--group dev,the tools of the tests)
 	@touch $@
 
 demo: demo-begins .venv/record.stamp  ## record a small model, replay 18 configurations, draw, name the best (2 minutes)
@@ -108,8 +108,11 @@ demo-replay: .venv/base.stamp  ## without torch: replay the recorded trace that 
 test: .venv/dev.stamp        ## the tests of less than 1.5 seconds of CPU time each, and a quarter of each search
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-ci: .venv/dev.stamp     ## what CI runs: the tests of `make test` and the slow ones
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long and not longest"
+test-slow: .venv/dev.stamp   ## the tests of 1.5 seconds and more: CI runs them after `make test`
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow and not long and not longest"
+
+test-contrib: .venv/dev.stamp  ## the tests of contrib/
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long and not longest" contrib
 
 test-long: .venv/dev.stamp .venv/quant.stamp  ## what `make test` leaves out, all cases of each search, and the quantisers of other people
 	MOEREPLAY_SHARE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "(long or hypothesis) and not longest"
@@ -301,15 +304,17 @@ figures: .venv/base.stamp    ## pictures of the pages and their texts: the repor
 	@test -n "$(CHROMIUM)" || { echo "this needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it"; exit 2; }
 	PATH="$(abspath $(BIN)):$$PATH" CHROMIUM="$(CHROMIUM)" docs/figures/make.sh $(wildcard $(RECORDINGS))
 
-tables: .venv/base.stamp     ## write the tables of cards, policies, importers, exporters, hooks, columns, settings and counters into docs/
+tables: .venv/dev.stamp      ## write the tables of cards, policies, importers, exporters, hooks, columns, settings and counters into docs/
 	$(BIN)/moereplay policies --markdown > policies.table
 	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r policies.table' docs/policies-table.md && rm policies.table
 	$(BIN)/python -c 'from moereplay.simulator.cards import markdown; print(markdown())' > cards.table
 	sed -i -e '/<!-- cards:/,/<!-- end -->/{//!d}' -e '/<!-- cards:/r cards.table' docs/cards.md && rm cards.table
 	$(BIN)/python -m moereplay.results.counters > docs/counters.table
 	sed -i -e '/<!-- counters:/,/<!-- end -->/{//!d}' -e '/<!-- counters:/r docs/counters.table' docs/semantics.md && rm docs/counters.table
-	$(BIN)/python -c 'from moereplay.traces.importers.registry import markdown; print(markdown())' > importers.table
+	$(BIN)/python -c 'from moereplay.traces.importers.registry import BUILT_IN, CATCH_ALLS, markdown; print(markdown(BUILT_IN | CATCH_ALLS))' > importers.table
 	sed -i -e '/<!-- importers:/,/<!-- end -->/{//!d}' -e '/<!-- importers:/r importers.table' docs/trace-format.md && rm importers.table
+	$(BIN)/python -c 'from moereplay.traces.importers.registry import markdown, plug_ins; print(markdown(plug_ins.contributed()))' > importers.table
+	sed -i -e '/<!-- importers:/,/<!-- end -->/{//!d}' -e '/<!-- importers:/r importers.table' contrib/importers/README.md && rm importers.table
 	$(BIN)/python -c 'from moereplay.traces.profiles.contract import markdown; print(markdown())' > profiles.table
 	sed -i -e '/<!-- profiles:/,/<!-- end -->/{//!d}' -e '/<!-- profiles:/r profiles.table' docs/trace-format.md && rm profiles.table
 	$(BIN)/python -c 'from moereplay.traces.exporters.contract import markdown; print(markdown())' > exporters.table

@@ -17,11 +17,9 @@ from moereplay.sweeps.experiment.file import from_yaml
 from moereplay.traces.documents import content
 from moereplay.traces.exporters.engines import arguments
 from moereplay.traces.exporters.rows import card, number, schema_of, shards
-from moereplay.traces.files import bundled
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Header, Provenance, Trace, TraceError, memory_trace
 from moereplay.traces.selection import first_requests
-from moereplay.traces.store import open_trace
 from moereplay.traces.summary import uses
 from tests.kit.every import every
 from tests.kit.exporting import exported, same_rows, whole
@@ -56,16 +54,6 @@ def test_a_number_is_written_so_that_the_same_float32_is_read(value: float) -> N
     text = json.dumps(number(value))
     assert np.float32(json.loads(text)).tobytes() == np.float32(value).tobytes()
     assert np.float32(float(text)).tobytes() == np.float32(value).tobytes()
-
-
-def test_the_cache_profile_of_llama_cpp_is_read_by_the_importer_of_its_recorder(tmp_path: Path) -> None:
-    """Positions of a prompt are below 0 there, so that requests begin where they fall back."""
-    trace = first_requests(open_trace(bundled(Path("miniature"))), 3)
-    out, _ = exported(trace, "llama.cpp-profile", tmp_path)
-    foreign, requests = imported(out, Options(geometry=trace.geometry))
-    assert foreign.header.provenance.importer == "llama_positions"
-    assert same_rows(requests, trace, "chosen")
-    assert [request.prompt_length for request in requests] == trace.prompt_lengths.tolist()
 
 
 def test_the_first_requests_alone(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.importers import archive
+from moereplay.traces.importers.arrays import TOKENS
 from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, header_for
 from moereplay.traces.importers.rows import fits
@@ -32,7 +33,6 @@ from moereplay.traces.texts import counted
 NAME = re.compile(r"(?:layers?|blocks?|blk|l|moe)[._-]?(\d{1,4})", re.ASCII | re.IGNORECASE)
 IDS = ("indices", "experts", "expert_ids", "topk_ids", "topk_indices", "selected_experts", "chosen", "ids")
 WEIGHTS = ("weights", "topk_weights", "gate_weights", "router_weights")
-TOKENS = ("token", "tokens", "token_ids", "input_ids")
 META = "meta.json"
 FORCED = "whole texts, layer by layer: every token is prompt; replay it token by token"
 FORM = f"layerN.npz with one of {', '.join(IDS)} (tokens, k)"

@@ -18,13 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers.by_request import Columns, Joined, by_pass, in_groups, renumbering
+from moereplay.traces.importers.by_request import Columns, renumbering
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, header_for
-from moereplay.traces.importers.llama_tables import NOTE, equally_often
 from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
 from moereplay.traces.importers.table import COUNT, LAYER, ids_below, tables
 from moereplay.traces.importers.text import blocks, numbers, start_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
+from moereplay_importers.by_pass import Joined, by_pass, in_groups
+from moereplay_importers.llama_tables import NOTE, equally_often
 
 SINGLE, LISTS = ("layer", "expert"), ("layer_id", "expert_ids")
 START = re.compile(rb"(layer,expert|layer_id,expert_ids)\r?\n")

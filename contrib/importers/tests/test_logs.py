@@ -10,16 +10,16 @@ from random import Random
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from moereplay_importers.llama_tables import NOTE
 
+from contrib.importers.tests.catalogue import ALL
+from contrib.importers.tests.drawn_logs import Workload, workloads
 from moereplay.traces.geometry import known_models
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
-from moereplay.traces.importers.llama_tables import NOTE
 from moereplay.traces.schema import Geometry, Request, TraceError
 from tests.kit.collecting import case
 from tests.kit.damage import BYTES
-from tests.kit.drawn_logs import Workload, workloads
-from tests.kit.importer_loggers import ALL
 from tests.kit.importing import imported, refusal, written
 
 MODEL = Options(geometry=Geometry(layers=2, experts=32, k=4, expert_bytes=(9, 9)))

@@ -10,13 +10,13 @@ import struct
 from pathlib import Path
 
 import numpy as np
+from moereplay_importers.router_binaries import LEAST
 
+from contrib.importers.tests.loggers import WORKLOADS, logged, passes
 from moereplay.traces.importers.contract import NO_PHASE, Options
-from moereplay.traces.importers.router_binaries import LEAST
 from moereplay.traces.schema import Request
 from tests.kit.importer_formulas import BITS_UNKNOWN, BYTES, EXPERTS, LAYERS, Sample, expert, grid, ids, weight, weights
 from tests.kit.importer_formulas import K as RANKS
-from tests.kit.importer_loggers import WORKLOADS, logged, passes
 
 BASIS = "layers 0..1; experts = 8 as the largest id + 1"
 TEXTS = (3, 4)  #: tokens of each text

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers.by_request import Columns, Restarts, in_groups, joined, renumbering
+from moereplay.traces.importers.by_request import Columns, Restarts, joined, renumbering
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
 from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, tables
 from moereplay.traces.importers.text import start_of
 from moereplay.traces.schema import MOST_EXPERTS, TraceError, Values
 from moereplay.traces.texts import counted
+from moereplay_importers.by_pass import in_groups
 
 POSITIONS_START = re.compile(rb"-?\d{1,9},\d{1,5},\d{1,5}(,\d{1,5})*\r?\n")
 LONGEST_POSITIONS_START = 1_024  #: bytes

@@ -1,11 +1,13 @@
-"""Samples of what research code writes: CECAR's histories, transformers' router logits, DynaNDE's tables."""
+"""Samples of what research code writes: CECAR's histories, DynaNDE's tables, streams layer first, lines of tokens."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 
+from moereplay.traces.importers.contract import NO_PHASE
 from moereplay.traces.schema import Request
 from tests.kit.importer_formulas import (
     BITS_UNKNOWN,
@@ -17,7 +19,6 @@ from tests.kit.importer_formulas import (
     Sample,
     grid,
     ids,
-    logit,
     weight,
     weights,
 )
@@ -71,34 +72,6 @@ def histories() -> list[Request]:
     return [Request(ids(run, length), 0, token_ids=inputs[run]) for run, length in enumerate(steps)]
 
 
-# ---------------------------------------------------------------- transformers: logits of a padded batch
-
-LENGTHS = (5, 3)  #: tokens of each text, padded to the longest
-
-
-def write_router_logits(file: Path) -> None:
-    """A tuple over layers of (batch * tokens, E), as `outputs.router_logits`; texts are padded at the end."""
-    longest = max(LENGTHS)
-    whole = np.concatenate([logits(text, longest) for text in range(len(LENGTHS))])
-    layers = tuple(np.ascontiguousarray(whole[:, layer]).astype("<f4") for layer in range(LAYERS))
-    mask = np.array([[int(token < length) for token in range(longest)] for length in LENGTHS])
-    tokens = np.array([[10 * text + token for token in range(longest)] for text in range(len(LENGTHS))])
-    save(file, {"router_logits": layers, "k": K, "input_ids": tokens, "attention_mask": mask})
-
-
-def logits(text: int, tokens: int) -> np.ndarray:
-    """(T, L, E)."""
-    return grid(tokens, lambda *at: logit(text, *at), EXPERTS)
-
-
-def texts() -> list[Request]:
-    """Without the padding."""
-    return [
-        Request(ids(text, length), length, logits=logits(text, length), token_ids=10 * text + np.arange(length))
-        for text, length in enumerate(LENGTHS)
-    ]
-
-
 # ---------------------------------------------------------------- DynaNDE: a table of scores per layer
 
 ROWS = 6
@@ -126,7 +99,48 @@ def share(token: int, layer: int, rank: int) -> float:
     return weight(token, layer, rank) / 2 if rank else weight(token, layer, rank)
 
 
-RESEARCH = [
+# ---------------------------------------------------------------- streams, layer first: ids only, cut into chunks
+
+CHUNK = 4
+STREAMS = {"code": 10, "essay": 5}
+
+
+def stream(number: int, tokens: int) -> np.ndarray:
+    """(T, L, k) ids of a file; its last token was not routed at the last layer."""
+    chosen = ids(number, tokens)
+    chosen[-1, -1] = -1
+    return chosen
+
+
+def write_layers_npz(folder: Path) -> None:
+    """Two streams, by name; the recorder cleared its context every four tokens."""
+    folder.mkdir()
+    meta = {"model": "made-up", "num_experts": EXPERTS, "n_moe_layers": LAYERS, "k": K, "chunk": CHUNK, "source": "r1"}
+    for number, (name, tokens) in enumerate(STREAMS.items()):
+        experts = stream(number, tokens).transpose(1, 0, 2).astype(np.int16)
+        np.savez(folder / f"{name}.npz", experts=experts, meta=json.dumps(meta))
+
+
+def chunks() -> list[Request]:
+    """4, 4, 2 and 4, 1 tokens, all of them prompt."""
+    streams = [stream(number, tokens) for number, tokens in enumerate(STREAMS.values())]
+    parts = [part[start : start + CHUNK] for part in streams for start in range(0, len(part), CHUNK)]
+    return [Request(part, len(part)) for part in parts]
+
+
+# ---------------------------------------------------------------- lines of tokens: decoded steps, ids that ascend
+
+LINES = 9
+
+
+def write_token_lines(file: Path) -> None:
+    """Steps 3 to 11 of a run."""
+    chosen = np.sort(ids(0, LINES)).tolist()
+    lines = [json.dumps({"tok": 3 + token, "layers": layers}) for token, layers in enumerate(chosen)]
+    file.write_text("".join(f"{line}\n" for line in lines))
+
+
+ALL = [
     Sample(
         "cecar",
         "cecar.pt",
@@ -143,19 +157,6 @@ RESEARCH = [
         model="nobody/made-up",
     ),
     Sample(
-        "router_logits",
-        "router_logits.pt",
-        write_router_logits,
-        texts(),
-        (
-            "logits of whole texts: every token is prompt; replay it token by token",
-            "rows are 2 texts of 5 tokens, as input_ids has them",
-            "k = 2 experts per token are chosen from the logits by order of size; no gate weights, because "
-            "the router is unknown",
-            BITS_UNKNOWN,
-        ),
-    ),
-    Sample(
         "dynande",
         "dynande.csv",
         write_dynande,
@@ -163,6 +164,30 @@ RESEARCH = [
         (
             "tokens of texts fed to the model: every token is prompt; replay it token by token",
             "rows are taken as the tokens of one text: no batch was found in their order",
+            BITS_UNKNOWN,
+        ),
+    ),
+    Sample(
+        "layers_npz",
+        "layers_npz",
+        write_layers_npz,
+        chunks(),
+        (
+            "teacher-forced text: every token is prompt; replay it token by token",
+            "split into requests of 4 tokens, as passed",
+            BITS_UNKNOWN,
+        ),
+        model="made-up",
+    ),
+    Sample(
+        "token_lines",
+        "token_lines.jsonl",
+        write_token_lines,
+        [Request(np.sort(ids(0, LINES)), 0)],
+        (
+            NO_PHASE,
+            "ids stand in ascending order everywhere: ranks were not recorded",
+            EXPERTS_UNKNOWN,
             BITS_UNKNOWN,
         ),
     ),

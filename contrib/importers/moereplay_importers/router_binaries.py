@@ -24,14 +24,15 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers.by_request import Columns, Joined, Restarts, by_pass, joined, renumbering
+from moereplay.traces.importers.by_request import Columns, Restarts, joined, renumbering
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
-from moereplay.traces.importers.llama_tables import NOTE, first_prompt, read_flat
 from moereplay.traces.importers.router_logits import Choice, choice_for
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
 from moereplay.traces.routers import choice_scores, choose, weigh
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, check_values
 from moereplay.traces.texts import counted
+from moereplay_importers.by_pass import Joined, by_pass
+from moereplay_importers.llama_tables import NOTE, first_prompt, read_flat
 
 MBOLT, FITZ = b"MBLT", b"RTRACE01"
 MBOLT_HEAD, FITZ_HEAD = struct.Struct("<4sii"), struct.Struct("<8sii")

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from contrib.importers.tests.catalogue import SAMPLES
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.routers import weigh
 from moereplay.traces.schema import Geometry, Router
-from tests.kit.importer_formulas import EXPERTS, LAYERS, SAMPLES, K
+from tests.kit.importer_formulas import EXPERTS, LAYERS, K
 from tests.kit.importing import imported, refusal, written
 
 SIZED = Options(expert_bytes=1000)
