@@ -10,8 +10,6 @@ MINI := tracegen/miniature
 SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
 PAGES := runs/report-check/pages
-# Their tests skip what needs a library that is not installed.
-QUANTISERS := $(addprefix tests/,tracegen/test_quantisers.py tracegen/test_packed_store.py tracegen/test_tiers.py commands/test_quantiser_cli.py)
 BEGAN := $(shell date +%s)
 NUMBA := $(shell sed -n 's/.*"\(numba>[^"]*\)".*/\1/p' pyproject.toml)
 # Room for more than one token's experts: below it a global LRU hits nothing.
@@ -21,7 +19,7 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-contrib test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss report-check bench-recording bench bench-cost bench-sweep miniature sample tables figures format clean
 
 help:            ## this list
@@ -51,8 +49,8 @@ $(BIN)/python:
 	$(call install,-e '.[record]',,torch and transformers)
 	@touch $@
 
-.venv/quant.stamp: .venv/record.stamp
-	$(call install,-e '.[quant]',,hqq bitsandbytes and torchao)
+.venv/quant.stamp: .venv/record.stamp contrib/quantisers/pyproject.toml
+	$(call install,-e contrib/quantisers,,hqq bitsandbytes and torchao)
 	@touch $@
 
 .venv/dev.stamp: .venv/record.stamp
@@ -106,9 +104,11 @@ demo-replay: .venv/base.stamp  ## without torch: replay the recorded trace that 
 test: .venv/dev.stamp        ## the test suite, without what takes minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make test` leaves out, and the quantisers of other people
+test-long: .venv/dev.stamp test-contrib  ## the long searches that `make test` leaves out, and test-contrib
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "long and not longest"
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(QUANTISERS)
+
+test-contrib: .venv/dev.stamp .venv/quant.stamp  ## the tests of the plug-ins in contrib/
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not longest" contrib/*/tests
 
 test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simulator, test-commands, ...
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/$*

@@ -23,7 +23,7 @@ PACKAGES = (*STAGES, "commands")
 #: What each package may import.
 MAY_IMPORT = {
     "traces": {"traces"},
-    "policies": {"policies", "traces.texts", "traces.units"},
+    "policies": {"policies", "traces.plugins", "traces.texts", "traces.units"},
     "results": {"results", "traces"},
     "simulator": {"simulator", "policies", "results", "traces"},
     "sweeps": {"sweeps", "simulator", "policies", "results", "traces"},

@@ -46,7 +46,8 @@ def restore(kind: str, kept: Packed, dtype: torch.dtype) -> Tensor:
 
 def quantiser(name: str, kind: str, summary: str, widths: tuple[int, ...]) -> Quantiser:
     """Return a quantiser of one of the library's 4-bit kinds."""
-    return Quantiser(name, summary, partial(pack, kind), partial(restore, kind), widths)
+    how = partial(pack, kind), partial(restore, kind)
+    return Quantiser(name, summary, *how, widths, library="bitsandbytes")
 
 
 QUANTISER = quantiser("bitsandbytes", "nf4", "bitsandbytes: NF4, and 8 bits by blocks of 64", (8, 4))

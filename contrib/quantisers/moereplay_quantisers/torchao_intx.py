@@ -57,4 +57,5 @@ QUANTISER = Quantiser(
     pack=pack,
     restore=restore,
     widths=(8, 7, 6, 5, 4, 3, 2),
+    library="torchao",
 )

@@ -42,4 +42,5 @@ QUANTISER = Quantiser(
     restore=restore,
     widths=(8, 6, 5, 4, 3, 2, 1),
     keeps=True,
+    library="hqq",
 )

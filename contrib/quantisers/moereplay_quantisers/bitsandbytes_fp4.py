@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from moereplay.tracegen.precision.bitsandbytes import quantiser
+from moereplay_quantisers.bitsandbytes import quantiser
 
 QUANTISER = quantiser("bitsandbytes_fp4", "fp4", "bitsandbytes: FP4 by blocks of 64", (4,))
