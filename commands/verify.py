@@ -142,7 +142,7 @@ def _of_file(trace: Trace, file: GgufModel) -> Trace:
 def _append(found: Verified, to: Reported) -> None:
     """Append the rows, below the heading if the file is new. Raises ConfigError for another kind of file."""
     from moereplay.analysis.tables import csv
-    from moereplay.calibration.comparison import as_records
+    from moereplay.calibration.verify import as_records
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.documents import content
     from moereplay.traces.files import write_whole

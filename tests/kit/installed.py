@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Measure the time per token and memory of `quality` on a model of OLMoE-1B-7B's shape with random weights.
 
-    python benchmarks/quality_at_size.py --layers 2 --device cpu      # or --layers 16 --device cuda
+    python -m studies.quality_at_size --layers 2 --device cpu      # or --layers 16 --device cuda
 
 The whole model is sized on the meta device, where weights take no room. As many of its layers as asked for are then
 filled at random and read texts: unmodified, under policies that route by the cache, and at 4 bits, one text at a time
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rounds import machine
+from benchmarks.rounds import machine
 from transformers import AutoModelForCausalLM, OlmoeConfig
 
 from moereplay.analysis.tables import console, table

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rounds import machine
+from benchmarks.rounds import machine
 
 from moereplay.analysis.tables import console, table
 from moereplay.traces.documents import json_text
@@ -98,7 +98,7 @@ def _chosen(sizes: Geometry, experts: np.ndarray, tokens: int, rng: np.random.Ge
 
 def make(path: Path, sizes: Geometry, tokens: int, length: int) -> None:
     """Write the trace."""
-    header = Header(geometry=sizes, provenance=Provenance(model="made", source="benchmarks/long_traces.py", seed=0))
+    header = Header(geometry=sizes, provenance=Provenance(model="made", source="studies/long_traces.py", seed=0))
     with TraceWriter.create(path, header) as writer:
         for piece in made_pieces(sizes, tokens, length, seed=0):
             writer.append_piece(piece)

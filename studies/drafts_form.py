@@ -1,4 +1,4 @@
-"""The closed form of passes with several rows beside replays: `python benchmarks/drafts_form.py TRACE [--share .5]`.
+"""The closed form of passes with several rows beside replays: `python -m studies.drafts_form TRACE [--share .5]`.
 
 Each replay is LRU in one pool, misses fetched, on a machine with everything else in main memory; the form has the hits
 that `recommend` expects of the same tokens ("expected"), or the replay's own ("same hits"). Ratios are tokens/s of the

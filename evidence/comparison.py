@@ -7,7 +7,7 @@ the reason. Every run has an error, even if its time is not the machine's; such 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +16,11 @@ from moereplay.calibration.evidence import HELD_OUT, Machines, from_fits, predic
 from moereplay.calibration.files import Evidence, Line
 from moereplay.calibration.fitting import prediction
 from moereplay.calibration.prediction import REPLAY, TIMES, Prediction
+from moereplay.calibration.verify import PRESET, Row
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform
 
-PRESET, REFUSED = "preset", "refused"
+REFUSED = "refused"
 #: Compared quantities besides the time per token, where routing was replayed.
 COUNTS = {"hit_pct": "hits, %", "read_mib_per_token": "read per token, MiB"}
 WORDS = {"tpot_median_ms": "time of the median token, ms", "tpot_ms": "mean time per token, ms"} | COUNTS
@@ -45,32 +46,9 @@ class Plan(NamedTuple):
         return f"{len(runs)} run{'s' if len(runs) > 1 else ''} of {models}"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One quantity of one run, predicted and measured."""
-
-    id: str
-    source: str
-    machine: str
-    model: str
-    quantity: str
-    predicted_from: str
-    role: str  #: fit, held out, preset or refused
-    basis: str
-    predicted: float | None
-    measured: float | None
-    compared: bool  #: counts in summaries
-    remark: str
-
-    @property
-    def error(self) -> float | None:
-        """predicted / measured - 1, at full size."""
-        return self.predicted / self.measured - 1 if self.predicted is not None and self.measured else None
-
-    @property
-    def timed(self) -> bool:
-        """True for a time per token that counts."""
-        return self.compared and self.quantity not in COUNTS.values() and self.error is not None
+def is_timed(row: Row) -> bool:
+    """Return True for a time per token that counts."""
+    return row.compared and row.quantity not in COUNTS.values() and row.error is not None
 
 
 def leave_one_model_out(evidence: Evidence, device: str, base: Platform) -> list[Plan]:
@@ -176,7 +154,7 @@ def summaries(rows: Sequence[Row]) -> list[Summary]:
     """Summarise times per token by machine, source and role, in order of appearance."""
     groups: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
-        if row.timed and row.error is not None:
+        if is_timed(row) and row.error is not None:
             groups.setdefault((row.machine, row.predicted_from, row.role), []).append(row.error)
     return [_summary(key, np.array(errors)) for key, errors in groups.items()]
 
@@ -187,23 +165,7 @@ def _summary(key: tuple[str, str, str], errors: np.ndarray) -> Summary:
     return Summary(*key, len(errors), float(np.median(sizes)), within, float(errors[sizes.argmax()]))
 
 
-# -- files
-
-COLUMNS = (
-    *("id", "source", "machine", "model", "quantity", "predicted_from", "role", "basis"),
-    *("predicted", "measured", "error", "compared", "remark"),
-)
-
-
-def as_records(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """Return the rows of the CSV file."""
-    return [{name: _cell(getattr(row, name)) for name in COLUMNS} for row in rows]
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else float(f"{value:.4g}") if isinstance(value, float) else value
+# -- page
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -1,6 +1,6 @@
 """Predict measured runs of other people's machines and write the table, its page and a figure (`make evidence`).
 
-    python -m benchmarks.predicted_vs_measured FOLDER [FOLDER ...] --out docs
+    python -m evidence FOLDER [FOLDER ...] --out docs
 
 Each FOLDER has `cells.csv`, a row per run (docs/logs.md): in the columns of `calibrate folder`, or of `calibrate
 series`, where one or two runs of each group are fitted and the others predicted. Otherwise what is fitted on which runs
@@ -19,23 +19,23 @@ from statistics import median
 
 import polars as pl
 
-from benchmarks.hybrid_cells import read
-from moereplay.analysis.figures.panels import rendered, save
-from moereplay.analysis.figures.real_runs import predicted
-from moereplay.analysis.tables import csv
-from moereplay.calibration.comparison import (
+from evidence.comparison import (
     REFUSED,
     WORDS,
     Plan,
-    Row,
-    as_records,
+    is_timed,
     leave_one_model_out,
     markdown,
     markdown_table,
     refusals,
     rows_of,
 )
+from evidence.hybrid_cells import read
+from moereplay.analysis.figures.panels import rendered, save
+from moereplay.analysis.figures.real_runs import predicted
+from moereplay.analysis.tables import csv
 from moereplay.calibration.files import Evidence, read_folder
+from moereplay.calibration.verify import Row, as_records
 from moereplay.simulator.platforms import platform
 from moereplay.sweeps.recommend.measured import Row as RunRow
 from moereplay.sweeps.recommend.measured import samples
@@ -165,7 +165,7 @@ def write(rows: list[Row], out: Path) -> None:
     series, others = ([row for row in rows if (row.basis == CLOSED) == of] for of in (True, False))
     page = HEAD + (markdown(others) if others else "") + ("\n" + series_markdown(series) if series else "")
     write_whole(out / "predicted-vs-measured.md", page.encode())
-    timed = [row for row in rows if row.timed and row.role in ("fit", "held out")]
+    timed = [row for row in rows if is_timed(row) and row.role in ("fit", "held out")]
     drawn = [("hybrid machines" if row.basis == CLOSED else row.machine, row) for row in timed]
     points = [(machine, row.role, row.predicted, row.measured) for machine, row in drawn]
     frame = pl.DataFrame(points, _SCHEMA, orient="row")

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.draft_runs import Bench, Fit, geometry_of
+from evidence.draft_runs import Bench, Fit, geometry_of
 from moereplay.simulator.config import configure
 from moereplay.simulator.machine import Machine, assembled, without_gpu
 from moereplay.simulator.replay import replay

@@ -1,6 +1,6 @@
 """Compare the bytes that `--quant` gives a known model with published files.
 
-    python benchmarks/quant_sizes.py cells.csv
+    python -m studies.quant_sizes cells.csv
 
 The file has columns `model`, `quant` and `model_gib`, as collections of measured runs do. Rows of models or
 quantisations that are not known are left out. One row is printed for each model, quantisation and size.

@@ -1,6 +1,6 @@
 """Replay measured series with drafts or several requests, after fitting the run that has neither.
 
-    python -m benchmarks.draft_series FOLDER    # FOLDER holds cells.csv, a row per run
+    python -m evidence.draft_series FOLDER    # FOLDER holds cells.csv, a row per run
 
 A *series* is one person's runs on one machine with one thing changed. Of each run with drafts or several requests the
 *base* is the run beside it without them. It fits one figure of a platform: the step of a pass (dense weights, launches,
@@ -20,7 +20,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks.draft_runs import COSTS, Bench, Fit, RefusedError, geometry_of, rates_of
+from evidence.draft_runs import COSTS, Bench, Fit, RefusedError, geometry_of, rates_of
 from moereplay.calibration.files import read_runs
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.recommend.measured import Row

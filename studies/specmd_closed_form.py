@@ -6,7 +6,7 @@ chosen after seeing the table. Configurations have experts of 4 bits, HOBBIT's c
 8 bits. Zhu's configuration substitutes absent experts, so its rows are no scan. An eviction saves at most the share of
 the experts that fits: 5 % of the model's bytes at 16 bits, over the bytes of all experts at their own bits.
 
-`python benchmarks/specmd_closed_form.py` prints every figure that docs/papers.md cites.
+`python -m studies.specmd_closed_form` prints every figure that docs/papers.md cites.
 """
 
 from __future__ import annotations

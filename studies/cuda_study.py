@@ -1,7 +1,7 @@
 """Try what needs a GPU on one: record, validate, calibrate, measure and live runs, each beside what it must agree with.
 
-    python -m benchmarks.cuda_study --out runs/cuda            # make study-cuda: 8 minutes, 30 GB of disk
-    python -m benchmarks.cuda_study --out runs/cuda --small --device cpu
+    python -m studies.cuda_study --out runs/cuda            # make study-cuda: 8 minutes, 30 GB of disk
+    python -m studies.cuda_study --out runs/cuda --small --device cpu
 
 Weights are random at OLMoE's sizes (nothing is downloaded), besides the bundled miniature, whose routing is real. Each
 step is a command with a time limit; its output is kept under `--out`, also if it fails, and `steps.json` has status and
@@ -43,7 +43,7 @@ def steps(device: str, out: Path, models: Path, small: bool) -> Iterator[Step]:
     grid = ("--capacity", "25%") if small else ("--capacity", "10%,25%,50%")
     real = ("--slow-tier", "pinned", "--device", device, "--prompt", "8", *size)
     yield Step("here", ("moereplay", "platforms", "--here", "--out", f"{here}/here.toml"), 60)
-    yield Step("model", ("benchmarks.cuda_study", "--make", olmoe, "--device", device) + ("--small",) * small, 150)
+    yield Step("model", ("studies.cuda_study", "--make", olmoe, "--device", device) + ("--small",) * small, 150)
     for model in ("olmoe-1b-7b", "qwen3-30b-a3b"):
         words = ("moereplay", "calibrate", "machine", "--slow-tier", "pinned", "--device", device, "--model", model)
         yield Step(f"calibrate-{model}", (*words, "--layers", "2", "--out", f"{here}/{model}.toml"), 90)
@@ -58,7 +58,7 @@ def steps(device: str, out: Path, models: Path, small: bool) -> Iterator[Step]:
     recorded = ("moereplay", "record", "miniature", *WINDOWS, "--look-ahead", "2", "--dtype", "float32")
     yield Step("record-cpu", (*recorded, "--device", "cpu", "--out", f"{models}/cpu.zarr"), 60)
     yield Step("record", (*recorded, "--device", device, "--out", f"{models}/mini.zarr"), 60)
-    yield Step("agree", ("benchmarks.cuda_study", "--agree", f"{models}/cpu.zarr", "--with", f"{models}/mini.zarr"), 60)
+    yield Step("agree", ("studies.cuda_study", "--agree", f"{models}/cpu.zarr", "--with", f"{models}/mini.zarr"), 60)
     yield Step("validate", ("moereplay", "validate", f"{models}/mini.zarr", "--device", device, "--json"), 120)
     trace = str(models / "olmoe-1b-7b.zarr")
     cpu = ("--capacity", "25%", "--miss", "cpu,fetch", "--out", f"{here}/miss-cpu")

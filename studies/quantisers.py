@@ -26,11 +26,11 @@ from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.experts import tiers_of
 from moereplay.tracegen.live.run import LiveRequest, proven, run
 from moereplay.tracegen.modules import MoeModules
-from moereplay.tracegen.precision import NAMES, check_quantiser
+from moereplay.tracegen.precision import CONTRIB, DEFAULT, check_quantiser
 from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
 from moereplay.tracegen.precision.contract import load as quantiser_of
-from moereplay.tracegen.precision.torchao_intx import as_theirs
 from moereplay.traces.documents import json_text
+from moereplay_quantisers.torchao_intx import as_theirs
 
 BITS = (8, 4, 3, 2)
 HIDDEN, INNER = 2048, 1024  #: of OLMoE
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=4, help="of each kind of weights")
     parser.add_argument("--inner", type=int, default=INNER, help="of an expert")
     parser.add_argument("--windows", type=int, default=16, help=f"of {WINDOW} tokens; 0: without the miniature")
-    parser.add_argument("--names", nargs="+", default=list(NAMES), choices=list(NAMES))
+    parser.add_argument("--names", nargs="+", default=[DEFAULT, *CONTRIB], choices=[DEFAULT, *CONTRIB])
     parser.add_argument("--out", type=Path, default=Path("runs/quantisers.json"))
     options = parser.parse_args()
     chosen = [quantiser_of(name) for name in options.names if _is_there(name)]

@@ -1,6 +1,6 @@
 """Compare closed forms with measured runs of machines that use VRAM, RAM and SSD at once.
 
-    python -m benchmarks.hybrid_cells FOLDER [--out docs/hybrid.md]    # FOLDER holds cells.csv, a row per run
+    python -m evidence.hybrid_cells FOLDER [--out docs/hybrid.md]    # FOLDER holds cells.csv, a row per run
 
 Each run without drafts is a setting of an engine on a machine (sweeps/recommend/measured.py). Prints, or writes as a
 page: measured over predicted times with nothing fitted; for every series the sign of each change and its ratio, after
@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.hybrid_directions import directions
+from evidence.hybrid_directions import directions
 from moereplay.calibration.files import read_runs
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.recommend.measured import Routings, Row, Sample, samples
@@ -50,7 +50,7 @@ calibrate series` does the same with [your own runs](logs.md#runs-of-a-machine-w
 [predicted-vs-measured](predicted-vs-measured.md) lists every run with its prediction.
 
 **What these figures are not.** This is not a blind test: groups, the fitted runs and the refused runs were chosen
-with the results in view (`benchmarks/hybrid_rows.toml` has what the table leaves to remarks, with reasons). So were
+with the results in view (`evidence/hybrid_rows.toml` has what the table leaves to remarks, with reasons). So were
 these corrections of November 2026 (medians were 13.2 % and 18.5 % before):
 
 - ktransformers places experts uniformly by default, not by use. It keeps 3.6 GB of each card for prompts, and takes

@@ -1,6 +1,6 @@
 """Compare `moereplay recommend TRACE` with an exhaustive search of its space, in result and time.
 
-    python benchmarks/recommend_against_grid.py a.zarr:phone-ufs4:4GB b.zarr:rtx4090-pcie4:24GB:1.3GB --passes token
+    python -m studies.recommend_against_grid a.zarr:phone-ufs4:4GB b.zarr:rtx4090-pcie4:24GB:1.3GB --passes token
 
 Each case is TRACE:PLATFORM:MEMORY, and the bytes of dense weights where the trace does not say them. The thorough
 search runs first, as the command does; then every combination of its axes is replayed on the whole trace, as far as the

@@ -1,6 +1,6 @@
 """Turn public prompt sets into tasks for `quality` that need no network.
 
-    python benchmarks/prompt_tasks.py PROMPTS OUT       # writes OUT/*.yaml and their questions
+    python -m studies.prompt_tasks PROMPTS OUT       # writes OUT/*.yaml and their questions
 
 PROMPTS holds gsm8k/test.jsonl, truthfulqa/TruthfulQA.csv and nq_open/NQ-open.dev.jsonl as their authors publish them.
 TruthfulQA: the best answer or the best incorrect one. GSM8K: the number behind the answer, in the model's own words.
