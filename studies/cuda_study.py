@@ -1,5 +1,8 @@
 """Try what needs a GPU on one: record, validate, calibrate, measure and live runs, each beside what it must agree with.
 
+Last changed in commit 5e864ceb. Do the paths that need a GPU agree with a CPU's?
+Answer: docs/measured.md, on an H100 and an H200.
+
     python -m studies.cuda_study --out runs/cuda            # make study-cuda: 8 minutes, 30 GB of disk
     python -m studies.cuda_study --out runs/cuda --small --device cpu
 

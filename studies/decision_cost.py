@@ -1,5 +1,8 @@
 """Rank policy sets twice: with free decisions, and with 10 us per layer for each policy that predicts or scores.
 
+Last changed in commit bb8bebef. Does the cost of decisions change which set is fastest?
+Answer: docs/recommend.md.
+
 `python -m studies.decision_cost TRACE... --platforms h100-pcie5,phone-ufs4`. Sets are every eviction of --evictions
 with every prefetch of --prefetches. A row per trace, platform and capacity names the fastest set both ways, its
 tokens/s and its lead over the second. SIMULATED.

@@ -1,5 +1,8 @@
 """The closed form of passes with several rows beside replays: `python -m studies.drafts_form TRACE [--share .5]`.
 
+Last changed in commit bb8bebef. How far is the closed form of passes with several rows from replays?
+Answer: docs/recommend.md.
+
 Each replay is LRU in one pool, misses fetched, on a machine with everything else in main memory; the form has the hits
 that `recommend` expects of the same tokens ("expected"), or the replay's own ("same hits"). Ratios are tokens/s of the
 form over those of the replay. Prompts count as decoded tokens.

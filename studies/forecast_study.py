@@ -1,5 +1,8 @@
 """Measure the error of a quality FORECAST: `make study-forecast` runs policy sets live on the miniature, then this.
 
+Last changed in commit 0a7c2f56. How wrong is a FORECAST of quality?
+Answer: docs/forecast.md.
+
 Perplexity and KL, each: which counters carry the signal, errors with the policy or the point left out, how often
 intervals held. Then refusals: the harshest live point of each kind of change, forecast from points without it and
 from points with less of it. Then, with --new, held-out live points beside their forecasts.

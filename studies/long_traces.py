@@ -1,5 +1,8 @@
 """Measure time and memory of writing, opening, merging and replaying long traces.
 
+Last changed in commit 73bbeeb0. Does memory grow with the length of a trace?
+Answer: hardly, to 1e9 rows: docs/long-traces.md.
+
 Every stage runs in a process of its own. Its memory is sampled while it runs: what it holds itself (`own MB`, anonymous
 pages), which must not grow with the trace, and the largest it was (`most MB`), which counts mapped files as well, whose
 pages the system may take back at any time. The rows are made here: the experts of a token are neighbours on a ring, the

@@ -1,5 +1,8 @@
 """Turn public prompt sets into tasks for `quality` that need no network.
 
+Last changed in commit 0a7c2f56. What do ten policy sets cost on public prompt sets?
+Answer: docs/quality.md.
+
     python -m studies.prompt_tasks PROMPTS OUT       # writes OUT/*.yaml and their questions
 
 PROMPTS holds gsm8k/test.jsonl, truthfulqa/TruthfulQA.csv and nq_open/NQ-open.dev.jsonl as their authors publish them.

@@ -1,5 +1,8 @@
 """Measure the time per token and memory of `quality` on a model of OLMoE-1B-7B's shape with random weights.
 
+Last changed in commit a1d87579. What does `quality` take of a model of OLMoE's size?
+Answer: docs/quality.md.
+
     python -m studies.quality_at_size --layers 2 --device cpu      # or --layers 16 --device cuda
 
 The whole model is sized on the meta device, where weights take no room. As many of its layers as asked for are then

@@ -1,5 +1,8 @@
 """Compare the bytes that `--quant` gives a known model with published files.
 
+Last changed in commit e0f141b0. Are bytes of `--quant` those of published files?
+Answer: docs/models.md.
+
     python -m studies.quant_sizes cells.csv
 
 The file has columns `model`, `quant` and `model_gib`, as collections of measured runs do. Rows of models or

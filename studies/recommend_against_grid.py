@@ -1,5 +1,8 @@
 """Compare `moereplay recommend TRACE` with an exhaustive search of its space, in result and time.
 
+Last changed in commit b579ad71. Does `recommend` find the best set of a full grid?
+Answer: docs/recommend.md.
+
     python -m studies.recommend_against_grid a.zarr:phone-ufs4:4GB b.zarr:rtx4090-pcie4:24GB:1.3GB --passes token
 
 Each case is TRACE:PLATFORM:MEMORY, and the bytes of dense weights where the trace does not say them. The thorough

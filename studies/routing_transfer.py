@@ -1,5 +1,8 @@
 """How well other models' routing, scaled to a model's shape, stands for its own: hits of each shipped model, left out.
 
+Last changed in commit bb8bebef. Does other models' routing stand for a model's own?
+Answer: weakly: docs/routing.md.
+
 For every shipped routing model the hits of LRU, LFU, a static placement and Belady, at five capacities of a pool per
 layer, are drawn from it and from all others at its shape. Printed are the mean, the range over the others, how often
 the range holds the model's own, and how far the middle of the range is off.

@@ -1,5 +1,8 @@
 """Explain SpecMD's Table 2 by a closed form, without a replay, and list the table's contradictions.
 
+Last changed in commit ce8d45b0. What explains SpecMD's Table 2?
+Answer: docs/papers.md.
+
 In prefill nearly every expert of every layer is demanded once, so TTFT is one scan of all n experts of S bytes over the
 link of B bytes/s, with a constant of the software per expert: n * (S / B + C). B is the paper's 5 GB/s, C = 1.75 ms was
 chosen after seeing the table. Configurations have experts of 4 bits, HOBBIT's cascade 2 bits, and Table 1's baseline

@@ -1,5 +1,8 @@
 """Replay SpecMD's Table 2: the change of TTFT when Least-Stale replaces a configuration's eviction.
 
+Last changed in commit bb8bebef. Does SpecMD's Table 2 appear in a replay?
+Answer: under no reading tried: docs/papers.md.
+
 Presets specmd-1 to specmd-4 (4-bit experts), each with and without +ls, at both readings of "5 %": of 4-bit and of
 16-bit expert bytes. Published (arXiv 2602.03921) are TTFTs; positive percentages mean that Least-Stale is faster. After
 the cells, a line per reading says how many signs agree, and the rank correlation (Spearman) over the cells. Beside it,

@@ -50,7 +50,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
     real = importlib.metadata.entry_points
-    own = lambda group: [each for each in real(group=group) if each.dist and each.dist.name == NAME]  # noqa: E731
+
+    def own(**chosen: str) -> object:
+        points = real(**chosen)
+        if not chosen.get("group", "").startswith("moereplay."):
+            return points
+        return [point for point in points if point.dist and point.dist.name == NAME]
+
     monkeypatch.setattr("importlib.metadata.entry_points", own)
     modules = set(sys.modules)
     forget()
