@@ -10,8 +10,6 @@ MINI := tracegen/miniature
 SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
 PAGES := runs/report-check/pages
-# Their tests skip what needs a library that is not installed.
-QUANTISERS := $(addprefix tests/,tracegen/test_quantisers.py tracegen/test_packed_store.py tracegen/test_tiers.py commands/test_quantiser_cli.py)
 BEGAN := $(shell date +%s)
 NUMBA := $(shell sed -n 's/.*"\(numba>[^"]*\)".*/\1/p' pyproject.toml)
 # Room for more than one token's experts: below it a global LRU hits nothing.
@@ -53,8 +51,8 @@ $(BIN)/python:
 	$(call install,-e '.[record]',,torch and transformers)
 	@touch $@
 
-.venv/quant.stamp: .venv/record.stamp
-	$(call install,-e '.[quant]',,hqq bitsandbytes and torchao)
+.venv/quant.stamp: .venv/record.stamp contrib/quantisers/pyproject.toml
+	$(call install,-e contrib/quantisers,,hqq bitsandbytes and torchao)
 	@touch $@
 
 .venv/dev.stamp: .venv/record.stamp contrib/importers/pyproject.toml
@@ -111,12 +109,11 @@ test: .venv/dev.stamp        ## the tests of less than 1.5 seconds of CPU time e
 test-slow: .venv/dev.stamp   ## the tests of 1.5 seconds and more: CI runs them after `make test`
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow and not long and not longest"
 
-test-contrib: .venv/dev.stamp  ## the tests of contrib/
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long and not longest" contrib
-
-test-long: .venv/dev.stamp .venv/quant.stamp  ## what `make test` leaves out, all cases of each search, and the quantisers of other people
+test-long: .venv/dev.stamp test-contrib  ## what `make test` leaves out, all cases of each search, and test-contrib
 	MOEREPLAY_SHARE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "(long or hypothesis) and not longest"
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(QUANTISERS)
+
+test-contrib: .venv/dev.stamp .venv/quant.stamp  ## the tests of the plug-ins in contrib/
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not longest" contrib/*/tests
 
 test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simulator, test-commands, ...
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long and not longest" tests/$*
@@ -157,14 +154,14 @@ study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 under 24 readings: collisio
 	mkdir -p runs/study-collisions
 	test -n "$(TRACE)" -o -e runs/study-collisions/olmoe.zarr || $(BIN)/moereplay synthesise --model olmoe-1b-7b \
 	    --decode-tokens 128 --reuse .31 --recall .87 --out runs/study-collisions/olmoe.zarr
-	$(BIN)/moereplay sweep run benchmarks/specmd_collisions.toml --keep-going --out runs/study-collisions/results \
+	$(BIN)/moereplay sweep run studies/specmd_collisions.toml --keep-going --out runs/study-collisions/results \
 	    $(if $(TRACE),--set 'traces=["$(trace)"]')
 	$(BIN)/moereplay sweep show runs/study-collisions/results --by collisions_per_miss --top 168 --markdown
 
 # Predictors that a trace has no data for are left out.
 define study-of-trace
 	@test -n "$(TRACE)" || { echo "missing TRACE: make $@ TRACE=a.zarr"; exit 2; }
-	$(BIN)/moereplay sweep run benchmarks/$(1).toml --keep-going --out runs/$@/results --set 'traces=["$(trace)"]'
+	$(BIN)/moereplay sweep run studies/$(1).toml --keep-going --out runs/$@/results --set 'traces=["$(trace)"]'
 	$(BIN)/moereplay sweep show runs/$@/results --by hit_rate --top 150 --markdown
 endef
 
@@ -178,33 +175,33 @@ study-cache-prior: .venv/base.stamp  ## Cache-Prior's misses against lambda and 
 	$(BIN)/moereplay paper cache-conditional $(or $(TRACE),miniature) --published --out runs/cache-prior
 
 study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain in TTFT compared with the published one (TRACE=a.zarr)
-	$(BIN)/python benchmarks/specmd_table2.py $(if $(TRACE),--trace $(TRACE))
+	$(BIN)/python -m studies.specmd_table2 $(if $(TRACE),--trace $(TRACE))
 
 study-readings: .venv/base.stamp  ## SpecMD Table 2 under every reading of what the paper leaves open, ranked (10 minutes)
-	$(BIN)/python benchmarks/specmd_table2.py --readings --requests 4 --decode 16
+	$(BIN)/python -m studies.specmd_table2 --readings --requests 4 --decode 16
 
 study-drafts: .venv/record.stamp  ## rejected drafts as recorded and as made up, live on the miniature (10 minutes)
-	$(BIN)/python -m benchmarks.recorded_drafts --layers 12 --prompts 6 --new 64
+	$(BIN)/python -m studies.recorded_drafts --layers 12 --prompts 6 --new 64
 
 study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (12 minutes)
-	$(BIN)/python benchmarks/miniature_quality.py
+	$(BIN)/python -m studies.miniature_quality
 	for study in ranks precision; do $(BIN)/moereplay quality miniature --study $$study --window 256 --limit 4 \
 	    --tasks perplexity:$(MINI)/heldout.txt --dtype float32 --out runs/study-quality/$$study || exit 1; done
 
 study-quality-size: .venv/record.stamp  ## what quality takes of a model of OLMoE-1B-7B's size, random weights (LAYERS=16, 15 GB; DEVICE=cuda)
-	$(BIN)/python benchmarks/quality_at_size.py --layers $(or $(LAYERS),16) --device $(or $(DEVICE),cpu)
+	$(BIN)/python -m studies.quality_at_size --layers $(or $(LAYERS),16) --device $(or $(DEVICE),cpu)
 
 study-quantisers: .venv/quant.stamp  ## quantisers of experts at few bits: errors, bytes, times, KL of the miniature (5 minutes; EXPERTS=64: a whole layer, 20)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quantisers.py --experts $(or $(EXPERTS),6)
+	OMP_NUM_THREADS=1 $(BIN)/python -m studies.quantisers --experts $(or $(EXPERTS),6)
 
 study-coverage: .venv/base.stamp  ## how often 95 % intervals hold the truth, and two seeds are said to differ (15 minutes)
-	$(BIN)/python benchmarks/coverage_study.py
+	$(BIN)/python -m studies.coverage_study
 
 study-forecast: .venv/record.stamp  ## FORECAST of quality from counters: errors by leaving policies out, live on the miniature (an hour)
-	for sets in forecast forecast_new; do $(BIN)/moereplay quality miniature --sets benchmarks/$${sets}_sets.toml \
+	for sets in forecast forecast_new; do $(BIN)/moereplay quality miniature --sets studies/$${sets}_sets.toml \
 	    --tasks perplexity:tracegen/miniature/heldout.txt --window 128 --limit 8 --batch 8 --dtype float32 \
 	    --out runs/study-$$sets || exit 1; done
-	$(BIN)/python benchmarks/forecast_study.py runs/study-forecast --new runs/study-forecast_new
+	$(BIN)/python -m studies.forecast_study runs/study-forecast --new runs/study-forecast_new
 
 bench-recording: .venv/record.stamp  ## what recording costs over plain generate(), and bytes per token
 	$(BIN)/python benchmarks/recording_overhead.py
@@ -226,48 +223,48 @@ study-measured: .venv/dev.stamp  ## real offloading on this machine compared wit
 
 evidence: .venv/dev.stamp    ## predictions compared with measurements: table, page and figure in studies/pages/ (RUNS=folder of runs, several in quotes)
 	@test -n "$(RUNS)" || { echo "missing RUNS: make evidence RUNS=folder, a folder with cells.csv (docs/logs.md)"; exit 2; }
-	$(BIN)/python -m benchmarks.predicted_vs_measured $(RUNS) --out studies/pages
+	$(BIN)/python -m evidence $(RUNS) --out studies/pages
 
 study-cuda: .venv/record.stamp  ## what needs a GPU, tried on one: record, validate, calibrate, measure, live (8 minutes, 30 GB of disk)
-	$(BIN)/python -m benchmarks.cuda_study --out runs/cuda --models runs/cuda-models
+	$(BIN)/python -m studies.cuda_study --out runs/cuda --models runs/cuda-models
 
 study-live-transfers: .venv/record.stamp  ## the live miniature with real transfers compared with its emulated runs (15 minutes)
-	$(BIN)/python benchmarks/live_transfers.py
+	$(BIN)/python -m studies.live_transfers
 
 study-quick: .venv/base.stamp  ## the quick search of a trace compared with all sets (CASES="a.zarr:phone-ufs4:4GB", ACCESSES=)
-	$(BIN)/python benchmarks/recommend_against_grid.py --quick $(or $(CASES),miniature:phone-ufs4:510MB) $(if $(ACCESSES),--accesses $(ACCESSES))
+	$(BIN)/python -m studies.recommend_against_grid --quick $(or $(CASES),miniature:phone-ufs4:510MB) $(if $(ACCESSES),--accesses $(ACCESSES))
 
 study-quants: .venv/base.stamp  ## bytes of known models in quantisations compared with published files (CELLS=cells.csv)
-	$(BIN)/python benchmarks/quant_sizes.py $(or $(CELLS),../shared/data/hybrid/cells.csv)
+	$(BIN)/python -m studies.quant_sizes $(or $(CELLS),../shared/data/hybrid/cells.csv)
 
 study-estimates: .venv/base.stamp  ## the closed form of `recommend` compared with measured runs (CELLS=folder with cells.csv)
-	$(BIN)/python -m benchmarks.hybrid_cells $(or $(CELLS),../shared/data/hybrid) $(if $(OUT),--out $(OUT))
+	$(BIN)/python -m evidence.hybrid_cells $(or $(CELLS),../shared/data/hybrid) $(if $(OUT),--out $(OUT))
 
 study-drafts-measured: .venv/base.stamp  ## measured series with drafts or several requests, replayed (CELLS=folder with cells.csv, 2 minutes)
-	$(BIN)/python -m benchmarks.draft_series $(or $(CELLS),../shared/data/hybrid)
+	$(BIN)/python -m evidence.draft_series $(or $(CELLS),../shared/data/hybrid)
 
 study-recommend: .venv/base.stamp  ## recommend compared with a full grid (CASES="a.zarr:phone-ufs4:4GB", PASSES=token)
-	$(BIN)/python benchmarks/recommend_against_grid.py $(or $(CASES),miniature:phone-ufs4:510MB miniature:rtx4090-pcie4:510MB) \
+	$(BIN)/python -m studies.recommend_against_grid $(or $(CASES),miniature:phone-ufs4:510MB miniature:rtx4090-pcie4:510MB) \
 	    --passes $(or $(PASSES),token)
 
 study-tasks: .venv/dev.stamp  ## public prompt sets as tasks under ten policy sets (PROMPTS=folder of them, LIMIT=10)
-	$(BIN)/python benchmarks/prompt_tasks.py $(PROMPTS) runs/tasks
-	$(BIN)/moereplay quality $(or $(MODEL),miniature) --sets benchmarks/quality_sets.toml \
+	$(BIN)/python -m studies.prompt_tasks $(PROMPTS) runs/tasks
+	$(BIN)/moereplay quality $(or $(MODEL),miniature) --sets studies/quality_sets.toml \
 	    --tasks runs/tasks/truthfulqa.yaml,runs/tasks/gsm8k.yaml,runs/tasks/nq_open.yaml,perplexity:tracegen/miniature/heldout.txt \
 	    --window 128 --limit $(or $(LIMIT),10) --batch $(or $(BATCH),8) --dtype float32 --out runs/quality-tasks
 
 study-miss: .venv/record.stamp  ## miss policies live on the miniature, and whether gate mass changed has their order (20 minutes)
-	$(BIN)/moereplay quality miniature --sets benchmarks/miss_sets.toml --window 64 --limit 4 --batch 4 --dtype float32 \
+	$(BIN)/moereplay quality miniature --sets studies/miss_sets.toml --window 64 --limit 4 --batch 4 --dtype float32 \
 	    --tasks perplexity:tracegen/miniature/heldout.txt --out runs/study-miss
 
 study-tune: .venv/dev.stamp  ## share of the true Pareto set of 2,000 configurations that a search finds, and random search
-	$(BIN)/python benchmarks/tune_against_grid.py
+	$(BIN)/python -m studies.tune_against_grid
 
 study-routing: .venv/base.stamp  ## each routing model that ships, predicted from the others at its shape
-	$(BIN)/python benchmarks/routing_transfer.py
+	$(BIN)/python -m studies.routing_transfer
 
 study-long-traces: .venv/base.stamp  ## write, open, merge and replay a trace of ROWS=1e8 (token, layer) rows: time and memory (10 GB per 4e8)
-	$(BIN)/python benchmarks/long_traces.py --rows $(or $(ROWS),1e8) --folder runs/long
+	$(BIN)/python -m studies.long_traces --rows $(or $(ROWS),1e8) --folder runs/long
 
 report-check: .venv/base.stamp  ## pages of `report` in a headless Chromium without network: errors, axe, keyboard, print (npm, Chromium)
 	@command -v npm > /dev/null || { echo "this needs node and npm: apt-get install npm"; exit 2; }

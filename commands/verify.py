@@ -140,7 +140,8 @@ def _of_file(trace: Trace, file: GgufModel) -> Trace:
 
 def _append(found: Verified, to: Reported) -> None:
     """Append the rows, below the heading if the file is new. Raises ConfigError for another kind of file."""
-    from moereplay.calibration.comparison import as_records
+    from moereplay.calibration.verify import as_records
+    from moereplay.simulator.errors import ConfigError
 
     assert to.row
     heading, _, lines = csv(as_records(found.records(to.device))).partition("\n")

@@ -218,6 +218,8 @@ def _homes_of_pools(config: ReplayConfig, machine: Platform, geometry: Geometry)
 def _check_charged(machine: Platform) -> None:
     """Raises ConfigError if a decision is charged to a policy that does not exist."""
     every = {name for kind in policies.NAMES for name in policies.names(kind)}
+    if not every.issuperset(machine.decisions.by_policy):
+        every.update(name for kind in policies.NAMES for name in policies.all_names(kind))
     for name in machine.decisions.by_policy:
         if name not in every:
             raise ConfigError(

@@ -17,6 +17,7 @@ from moereplay.simulator.compiled import engine as compiled
 from moereplay.simulator.jit.marks import IS_PYTHON
 from tests.kit import recordings
 from tests.kit.every import forget_policies
+from tests.kit.installed import installed  # noqa: F401  a fixture
 
 # Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -278,19 +278,27 @@ def install_command(extra: str) -> str:
     In a clone it installs the clone with this extra. For a wheel it lists the packages themselves: moereplay is on no
     package index, so `pip install 'moereplay[...]'` would fail, or install another project of that name.
     """
-    try:
-        found = metadata.distribution(DISTRIBUTION)
-    except metadata.PackageNotFoundError:  # run from its folder
-        return _clone_command(Path(__file__).resolve().parents[1], extra)
-    clone = _clone_of(found)
-    if clone is not None:
-        return _clone_command(clone, extra)
-    return f"pip install {' '.join(quote(package) for package in _packages(found, extra))}"
-
-
-def _clone_command(clone: Path, extra: str) -> str:
+    clone = _clone()
+    if clone is None:
+        return f"pip install {' '.join(map(quote, _packages(metadata.distribution(DISTRIBUTION), extra)))}"
     place = "." if clone == Path.cwd() else str(clone)
     return f"pip install -e {quote(f'{place}[{extra}]')}"
+
+
+def install_contrib(folder: str) -> str:
+    """Return the command that installs the plug-ins of `contrib/FOLDER`: from the clone, else as a distribution."""
+    clone = _clone()
+    if clone is None:
+        return f"pip install {DISTRIBUTION}-{folder}"
+    return f"pip install {quote(str(Path('' if clone == Path.cwd() else clone, 'contrib', folder)))}"
+
+
+def _clone() -> Path | None:
+    """Return the folder of the clone that is installed or run from, None for a wheel."""
+    try:
+        return _clone_of(metadata.distribution(DISTRIBUTION))
+    except metadata.PackageNotFoundError:  # run from its folder
+        return Path(__file__).resolve().parents[1]
 
 
 def _clone_of(found: metadata.Distribution) -> Path | None:

@@ -66,7 +66,7 @@ def test_sweep_speed_measures_what_it_says(tmp_path: Path) -> None:
 def test_long_traces_are_measured_and_removed(tmp_path: Path) -> None:
     size = ("--rows", 2000, "--layers", 4, "--experts", 8, "--k", 2, "--request-tokens", 100)
     out, folder = tmp_path / "long.json", tmp_path / "long"
-    done = run(ROOT / "benchmarks" / "long_traces.py", *size, "--folder", folder, "--out", out)
+    done = run(ROOT / "studies" / "long_traces.py", *size, "--folder", folder, "--out", out)
     assert done.returncode == 0, done.stderr
     document = json.loads(out.read_text())
     assert (document["rows"], document["requests"]) == (2000, 5)

@@ -9,7 +9,7 @@ from tests.kit.every import every
 from tests.project.test_imports import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = (*PACKAGES, "benchmarks", "moereplay", "tests")
+PLACES = (*PACKAGES, "benchmarks", "evidence", "moereplay", "tests")
 
 #: Private words that are gone, with what is in their place. Parts of identifiers count: `one_world` holds `world`.
 GONE = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.recorded_drafts import first_layers
 from moereplay.tracegen import record as recording
 from moereplay.tracegen.checkpoint import Loaded, load
 from moereplay.tracegen.decoding import Decoding
@@ -17,6 +16,7 @@ from moereplay.tracegen.record import record, room_of
 from moereplay.tracegen.tokens import Work, encode
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.store import verify
+from studies.recorded_drafts import first_layers
 from tests.kit.every import every
 from tests.kit.tiny_checkpoints import checkpoint
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from moereplay import command as entry
 from moereplay.traces.importers import plug_ins
 from moereplay.traces.importers import registry as importers
+from moereplay.traces.plugins import plugins
 from moereplay.traces.schema import TraceError
 from tests.kit.collecting import case
 from tests.kit.importer_contract import CLAUSES
@@ -55,9 +56,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         (about / "entry_points.txt").write_text(f"[moereplay.importers]\n{entries}\n")
     (site / "stranger.py").write_text(STRANGER)
     monkeypatch.syspath_prepend(site)
-    plug_ins.plug_ins.cache_clear()
+    plugins.cache_clear()
     yield tmp_path
-    plug_ins.plug_ins.cache_clear()
+    plugins.cache_clear()
 
 
 def write(file: Path) -> None:
@@ -85,9 +86,9 @@ def test_a_built_in_format_is_not_replaced(installed: Path) -> None:
 def test_a_plug_in_that_cannot_be_loaded_is_one_line_and_breaks_no_other(installed: Path) -> None:
     for name, package, said in (
         ("half", "halfway", "No module named"),
-        ("wrong", "mistaken", "no Importer of this name"),
+        ("wrong", "mistaken", "expected an Importer of this name"),
     ):
-        with pytest.raises(TraceError, match=f"importer {name} of {package}.*{said}.*install {package} again"):
+        with pytest.raises(TraceError, match=f"plug-in {name} of {package} 1.0 cannot be used: .*{said}"):
             importers.load(name)
     write(installed / "odd.csv")
     out = installed / "a.zarr"
@@ -95,7 +96,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_one_line_and_breaks_no_other(install
         entry.application(), ["import", str(installed / "odd.csv"), "--expert-bytes", "9", "--out", str(out)]
     )
     assert done.exit_code == 0, done.output
-    assert done.stderr.count("warning: importer ") == 2 and "warning: importer half of halfway" in done.stderr
+    assert done.stderr.count("warning: plug-in ") == 2 and "warning: plug-in half of halfway" in done.stderr
 
 
 def test_a_format_of_a_missing_plug_in_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

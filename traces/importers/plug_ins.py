@@ -11,8 +11,7 @@ files begin with, so that an import without it can say what to install.
 from __future__ import annotations
 
 import re
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,34 +20,25 @@ from moereplay.traces.importers.contract import Importer
 from moereplay.traces.importers.sources import TORCH_SUFFIXES, files_of
 from moereplay.traces.importers.text import start_of, suffix_of
 from moereplay.traces.importers.torch_file import mentions
-from moereplay.traces.schema import TraceError, shown
+from moereplay.traces.plugins import plugins, using
+from moereplay.traces.schema import TraceError
 
 GROUP = "moereplay.importers"
 INSTALL = "run `pip install moereplay-importers`, or in a clone `pip install contrib/importers`"
 
 
-@cache
 def plug_ins() -> dict[str, EntryPoint]:
     """Return the entry points of installed packages by the names of their formats, in the order of these."""
-    installed = entry_points(group=GROUP)
-    return {
-        name: installed[name] for name in sorted(installed.names) if name not in BUILT_IN and name not in CATCH_ALLS
-    }
+    return {name: point for name, point in plugins(GROUP).items() if name not in (*BUILT_IN, *CATCH_ALLS)}
 
 
 def load(name: str) -> Importer:
     """Return the importer of a plug-in. Raises TraceError naming the package if it cannot be loaded."""
     point = plug_ins()[name]
-    package = point.dist.name if point.dist else point.value
-    fix = f"install {package} again, or uninstall it"
-    try:
+    with using(point, TraceError):
         importer = point.load()
-    except (ImportError, AttributeError, SyntaxError) as broken:
-        raise TraceError(f"importer {name} of {package} cannot be loaded ({shown(broken, 200)}); {fix}") from None
-    if not isinstance(importer, Importer) or importer.name != name:
-        raise TraceError(
-            f"importer {name} of {package}: invalid {point.value}: expected an Importer of this name; {fix}"
-        )
+        if not isinstance(importer, Importer) or importer.name != name:
+            raise TraceError(f"invalid {point.value}: expected an Importer of this name")
     return importer
 
 
