@@ -87,11 +87,14 @@ def export(
 
 
 def _list(as_json: bool) -> None:
-    from moereplay.traces.exporters.contract import options
-
     found = [
-        {"format": each.name, "writes": each.writes, "options": options(each), "what": each.summary}
-        for each in exporters()
+        {
+            "format": exporter.name,
+            "writes": exporter.writes,
+            "options": contract.options(exporter),
+            "what": exporter.summary,
+        }
+        for exporter in exporters()
     ]
     if as_json:
         show_json(found)
