@@ -140,7 +140,9 @@ def platforms(
     elif any(parts):
         _give(parts.machine(), None, output)
     elif name is not None:
-        _shown(name, output)
+        machine = platform(name)
+        text = as_toml(machine) if output.toml else to_json(machine.document(), indent=1, inf_nan_mode="null").decode()
+        print(text, end="" if output.toml else "\n")
     else:
         _listed(cards, output.as_json)
 
@@ -193,13 +195,6 @@ def _write(path: Path, text: str) -> None:
         write_whole(path, text.encode())
     except OSError as error:
         raise ResultError(f"cannot write {path}: {error.strerror or error}; nothing was written") from None
-
-
-def _shown(name: str, output: Output) -> None:
-    if output.toml:
-        print(as_toml(platform(name)), end="")
-    else:
-        print(to_json(platform(name).document(), indent=1, inf_nan_mode="null").decode())
 
 
 def _listed(cards: bool, as_json: bool) -> None:

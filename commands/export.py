@@ -88,13 +88,8 @@ def export(
 
 def _list(as_json: bool) -> None:
     found = [
-        {
-            "format": exporter.name,
-            "writes": exporter.writes,
-            "options": contract.options(exporter),
-            "what": exporter.summary,
-        }
-        for exporter in exporters()
+        {"format": one.name, "writes": one.writes, "options": contract.options(one), "what": one.summary}
+        for one in exporters()
     ]
     if as_json:
         show_json(found)

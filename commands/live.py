@@ -152,9 +152,13 @@ class _Input(NamedTuple):
 
 def _read(tokens: Tokens, folder: Folder) -> _Input:
     """Read the input, so that errors are raised before the model is loaded."""
-    read = _Input(folder, _decoding(tokens), _opened(tokens.trace) if tokens.trace else _texts(tokens))
-    if not tokens.trace:
-        require_tokenizer(folder)
+    decoding = _decoding(tokens)
+    if tokens.trace:
+        opened = open_trace(tokens.trace)
+        requests_of(opened, 1)  # raises RecordError if it has no tokens
+        return _Input(folder, decoding, opened)
+    read = _Input(folder, decoding, _texts(tokens))
+    require_tokenizer(folder)
     return read
 
 
@@ -177,13 +181,6 @@ def _decoding(tokens: Tokens) -> Decoding | None:
         return Decoding(max_new_tokens=new, temperature=tokens.temperature or 0.0)
     except ValidationError as error:
         raise RecordError(option_fault(error)) from None
-
-
-def _opened(path: Path) -> Trace:
-    """Open the trace to run again. Raises RecordError if it has no tokens."""
-    opened = open_trace(path)
-    requests_of(opened, 1)
-    return opened
 
 
 def _texts(tokens: Tokens) -> Prompts:
