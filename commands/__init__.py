@@ -1,6 +1,6 @@
 """The command line, one file per noun. To add a verb, write a function of its name and list it below.
 
-A verb imports the packages that it needs when it runs, not at the top of its file, so that `--help` is instant.
+The file of a verb is imported when the verb is typed; `--help` is printed from this table.
 """
 
 if __name__ != "moereplay.commands":

@@ -24,6 +24,7 @@ from moereplay.results.settings import NAMES, OF_BOUNDS, OF_CURVES, older
 from moereplay.simulator.capacity import parse_capacity
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.curves.curve import REPLAYED, Curve, is_ready, offered, settings, to_row, write_curve
+from moereplay.simulator.curves.curve import curve as counted_curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.limits.choices import Freedom, freedom
 from moereplay.simulator.limits.limits import Limits, limits
@@ -226,14 +227,14 @@ def _check_replays(machine: str, engine: str) -> None:
 
 
 def _counted(trace: Trace, policy: str, how: Mapping[str, Any]) -> Curve:
-    from moereplay.simulator.curves.curve import curve
-
     if not is_ready(policy):
         say(f"compiling the count of {policy} (a few seconds, first run only)")
     passes = schedule(trace, named_schedule(how["passes"], parse_drafts(how["draft"]).text, how["seed"]))
     steps = len(passes) * trace.geometry.layers
     with progress(steps, f"steps, {policy}") as advance:
-        return curve(trace, policy, **how, capacities=list(_bytes_shown(trace, how["scope"]).values()), done=advance)
+        return counted_curve(
+            trace, policy, **how, capacities=list(_bytes_shown(trace, how["scope"]).values()), done=advance
+        )
 
 
 def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int) -> Curve:

@@ -23,6 +23,7 @@ from moereplay.simulator.machine import Machine, assembled, in_memory
 from moereplay.simulator.platforms import as_toml, platform
 from moereplay.simulator.platforms import presets as shipped
 from moereplay.simulator.presets import NAMES, preset
+from moereplay.simulator.presets import explain as explain_preset
 from moereplay.traces.checkpoints.found import explained, model_of
 from moereplay.traces.files import write_whole
 from moereplay.traces.geometry import known_models
@@ -47,10 +48,8 @@ def policies(
 
 def presets(name: Annotated[str | None, typer.Argument(help="Explain this preset.")] = None) -> None:
     """List the presets of `replay --preset`, or explain one: values, sources, assumptions."""
-    from moereplay.simulator.presets import explain
-
     if name:
-        show(*definitions(explain(preset(name))))
+        show(*definitions(explain_preset(preset(name))))
         return
     show(table([{column: preset(known).row()[column] for column in ("preset", "what")} for known in NAMES]))
     show("policies, capacity, platform and sources of one: moereplay presets NAME")
@@ -141,7 +140,9 @@ def platforms(
     elif any(parts):
         _give(parts.machine(), None, output)
     elif name is not None:
-        _shown(name, output)
+        machine = platform(name)
+        text = as_toml(machine) if output.toml else to_json(machine.document(), indent=1, inf_nan_mode="null").decode()
+        print(text, end="" if output.toml else "\n")
     else:
         _listed(cards, output.as_json)
 
@@ -194,13 +195,6 @@ def _write(path: Path, text: str) -> None:
         write_whole(path, text.encode())
     except OSError as error:
         raise ResultError(f"cannot write {path}: {error.strerror or error}; nothing was written") from None
-
-
-def _shown(name: str, output: Output) -> None:
-    if output.toml:
-        print(as_toml(platform(name)), end="")
-    else:
-        print(to_json(platform(name).document(), indent=1, inf_nan_mode="null").decode())
 
 
 def _listed(cards: bool, as_json: bool) -> None:

@@ -142,16 +142,16 @@ def checked(
         left = kept.left(found.jobs)
         with progress(len(left), "checks") as done:
             kept.run(left, done, stopping)
-        for line in summary(kept.found(jobs), [_candidate(job) for job in jobs]):
+        candidates = []
+        for job in jobs:
+            settings = {name: str(value) for name, value in job.config.model_dump(mode="json").items()}
+            settings["trace"] = job.digest[:12]
+            candidates.append(Candidate(job.identity, settings, job.config.policy_set().open_loop))
+        for line in summary(kept.found(jobs), candidates):
             say(line)
         if stopping():
             say(f"stopped: {kept_words}")
             raise typer.Exit(INTERRUPTED)
-
-
-def _candidate(job: Job) -> Candidate:
-    settings = {name: str(value) for name, value in job.config.model_dump(mode="json").items()}
-    return Candidate(job.identity, settings | {"trace": job.digest[:12]}, job.config.policy_set().open_loop)
 
 
 def _say_skipped(found: Chosen) -> None:

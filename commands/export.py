@@ -87,11 +87,9 @@ def export(
 
 
 def _list(as_json: bool) -> None:
-    from moereplay.traces.exporters.contract import options
-
     found = [
-        {"format": each.name, "writes": each.writes, "options": options(each), "what": each.summary}
-        for each in exporters()
+        {"format": one.name, "writes": one.writes, "options": contract.options(one), "what": one.summary}
+        for one in exporters()
     ]
     if as_json:
         show_json(found)

@@ -36,7 +36,6 @@ from moereplay.traces.writer import TraceWriter
 
 if TYPE_CHECKING:
     from moereplay.tracegen.checkpoint import Loaded
-    from moereplay.tracegen.live.experts import Stored
     from moereplay.tracegen.live.run import Live, Prepared
 #: Options that require one kind of input; None or False means that the option was not given.
 BESIDE = {
@@ -120,10 +119,12 @@ def live(
         with real_transfers(ready, real) as transfers:
             ran = _run(ready, kept, partial(ready.run, transfers=transfers, eager=offloading.eager))
     if kept.events:
-        _write_events(kept.events, ran)
+        write_events(kept.events, ran.result.events)
+        say(f"wrote {kept.events}")
     if as_json:
-        stored = [each._asdict() for each in ran.stored]
-        show_json(ran.result.to_json() | {"quality": _quality(ran), "stored": stored})
+        judged = ran.quality
+        rows = judged and {"total": judged.total.row(), "per_request": [score.row() for score in judged.per_request]}
+        show_json(ran.result.to_json() | {"quality": rows, "stored": [expert._asdict() for expert in ran.stored]})
     else:
         _report(ran, sum(map(len, ran.executed)))
 
@@ -151,9 +152,13 @@ class _Input(NamedTuple):
 
 def _read(tokens: Tokens, folder: Folder) -> _Input:
     """Read the input, so that errors are raised before the model is loaded."""
-    read = _Input(folder, _decoding(tokens), _opened(tokens.trace) if tokens.trace else _texts(tokens))
-    if not tokens.trace:
-        require_tokenizer(folder)
+    decoding = _decoding(tokens)
+    if tokens.trace:
+        opened = open_trace(tokens.trace)
+        requests_of(opened, 1)  # raises RecordError if it has no tokens
+        return _Input(folder, decoding, opened)
+    read = _Input(folder, decoding, _texts(tokens))
+    require_tokenizer(folder)
     return read
 
 
@@ -176,13 +181,6 @@ def _decoding(tokens: Tokens) -> Decoding | None:
         return Decoding(max_new_tokens=new, temperature=tokens.temperature or 0.0)
     except ValidationError as error:
         raise RecordError(option_fault(error)) from None
-
-
-def _opened(path: Path) -> Trace:
-    """Open the trace to run again. Raises RecordError if it has no tokens."""
-    opened = open_trace(path)
-    requests_of(opened, 1)
-    return opened
 
 
 def _texts(tokens: Tokens) -> Prompts:
@@ -248,26 +246,14 @@ def _report(ran: Live, tokens: int) -> None:
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
     about = ran.result.about
     first = f"{about['label']}: {about['model']}, {counted(len(ran.executed), 'request')}, {counted(tokens, 'token')}"
-    show(first, *measured_on(about), *settings([ran.result]), *map(_storage, ran.stored), "")
+    storage = [  # of experts at few bits: the simulator's bits, and the bits as stored
+        f"experts at {expert.bits:g} bits: {expert.quantiser}, {expert.bits_per_weight:.2f} bits per weight"
+        for expert in ran.stored
+    ]
+    show(first, *measured_on(about), *settings([ran.result]), *storage, "")
     times = "MEASURED" if about["seconds"] == "measured" else "SIMULATED"
     shown = [(f"{times} {what}" if name in TIMES else what, row[name]) for name, what in SHOWN.items()]
     show(table([{"of the run": what, "": value} for what, value in shown]))
     if ran.quality:
         judged = [{"of its output": what, "": getattr(ran.quality.total, name)} for name, what in JUDGED.items()]
         show(table(judged))
-
-
-def _storage(stored: Stored) -> str:
-    """Describe the storage of experts at few bits, in the simulator's bits and as stored."""
-    return f"experts at {stored.bits:g} bits: {stored.quantiser}, {stored.bits_per_weight:.2f} bits per weight"
-
-
-def _quality(ran: Live) -> dict[str, Any] | None:
-    if ran.quality is None:
-        return None
-    return {"total": ran.quality.total.row(), "per_request": [score.row() for score in ran.quality.per_request]}
-
-
-def _write_events(path: Path, ran: Live) -> None:
-    write_events(path, ran.result.events)
-    say(f"wrote {path}")

@@ -83,7 +83,7 @@ def measure(
     runs: list[Measurement] = []
     with _folder(out) as folder, _bench(plans, where, max(1, part.prompt)) as bench:
         plan = _plan(configs, throttles, (measured, calibration), (repeat, order_seed))
-        with keeping(lambda: _kept(out, runs)), progress(plan.runs, "real runs") as done:
+        with keeping(lambda: _kept(out)), progress(plan.runs, "real runs") as done:
             from moereplay.tracegen.offload.study import measure as run_all
 
             for run in run_all(bench, plan, folder, done):
@@ -161,7 +161,7 @@ def _plan(
     return Plan(cells, order[0], *parts, this.node() or "this machine", order[1])
 
 
-def _kept(out: Path | None, runs: Sequence[Measurement]) -> str:
+def _kept(out: Path | None) -> str:
     """Describe what an interrupted measurement has stored."""
     if out is None or not (out / "measured.json").exists():
         return "nothing was written"

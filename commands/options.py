@@ -57,12 +57,11 @@ def is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _all_typed(context: typer.Context, values: dict[str, Any]) -> frozenset[str]:
-    return frozenset(name for name in context.params if is_typed(context, name))
-
-
 #: Argument of a verb that has no option: the names of the options that the user typed.
-Typed = Annotated[frozenset[str], Group([], _all_typed)]
+Typed = Annotated[
+    frozenset[str],
+    Group([], lambda context, _: frozenset(name for name in context.params if is_typed(context, name))),
+]
 
 
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:

@@ -12,6 +12,7 @@ import polars as pl
 import typer
 
 from moereplay.analysis.forecast import Forecast, of_perplexity, page, refusals, share_of, with_forecasts, within
+from moereplay.analysis.forecast import document as forecast_document
 from moereplay.analysis.forecast import forecast as made_of
 from moereplay.analysis.forecast_fit import LEVEL
 from moereplay.analysis.quality import document, order_of, tables
@@ -213,17 +214,14 @@ class Foreseen(NamedTuple):
         whole = with_forecasts(frame, made)
         kept = whole if most is None else within(whole, most)
         chosen = "" if most is None else f"; within {most:.4g}, interval included: {len(kept)} of {len(whole)}"
-        return kept, [_said(made) + chosen, *refusals(whole)]
+        live = f"{len(made.points)} live points of {made.task}"
+        heading = f"FORECAST: rise of perplexity from {live}, {LEVEL:.0%} intervals{chosen}"
+        return kept, [heading, *refusals(whole)]
 
 
 def forecast_of(folder: Path) -> Forecast:
     """Fit a forecast of perplexity to the live points of a folder. Raises ResultError."""
     return of_perplexity(load(folder))
-
-
-def _said(made: Forecast) -> str:
-    live = f"{len(made.points)} live points of {made.task}"
-    return f"FORECAST: rise of perplexity from {live}, {LEVEL:.0%} intervals"
 
 
 # -- forecast
@@ -236,10 +234,8 @@ def forecast(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Estimate the quality loss of policies from counters of replays, and report signal, errors, coverage. FORECAST."""
-    from moereplay.analysis.forecast import document
-
     made = made_of(load(folder), task, measure)
     if as_json:
-        show_json({"forecast": document(made)})
+        show_json({"forecast": forecast_document(made)})
     else:
         show(*page(made))

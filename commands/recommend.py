@@ -137,7 +137,8 @@ def _searched(
     """Search by replays."""
     thorough = search.thorough or search.budget is not None
     seconds = None if search.budget is None else _seconds(search.budget)
-    _check_new(search.out)
+    if search.out is not None and (search.out.exists() or search.out.is_symlink()):
+        raise ConfigError(f"{search.out} exists; remove it or choose another --out")
     opened = open_trace(trace)
     base = {name: value for name, value in settings.values.items() if name != "scope" or name in settings.typed}
     base["platform"] = _machine(str(base["platform"]), parts)
@@ -271,12 +272,6 @@ def _seconds(text: str) -> float | None:
     if not seconds:
         raise ConfigError(f"invalid --budget {text[:40]!r}: expected a time such as 60s or 5m, or none")
     return seconds
-
-
-def _check_new(out: Path | None) -> None:
-    """Raises ConfigError if the folder exists, before anything is replayed."""
-    if out is not None and (out.exists() or out.is_symlink()):
-        raise ConfigError(f"{out} exists; remove it or choose another --out")
 
 
 def _write_lists(out: Path | None, configs: Mapping[str, Mapping[str, Any]]) -> None:

@@ -20,12 +20,13 @@ from moereplay.tracegen.errors import RecordError, require_torch
 from moereplay.tracegen.folder import MINIATURE, check_look_ahead, require_tokenizer
 from moereplay.tracegen.llama.binding import library_file
 from moereplay.tracegen.llama.process import Engine
-from moereplay.tracegen.llama.record import NO_LOOK_AHEAD, Running, Way, is_named, loaded, opened, processors
+from moereplay.tracegen.llama.record import NO_LOOK_AHEAD, Way, is_named, loaded, opened, processors
+from moereplay.tracegen.llama.record import record as record_gguf
 from moereplay.tracegen.plan import Decoding, Plan, drafting_of, refuse_taken
 from moereplay.tracegen.tokens import Room, Work, encode, windows
 
 if TYPE_CHECKING:
-    from moereplay.tracegen.checkpoint import Loaded
+    pass
 #: Options that require one kind of input; None or False means that the option was not given.
 FOR_TEXT = ("window", "prompt_tokens")
 FOR_PROMPTS = ("field", "chat", "truncate", "shuffle", "max_new_tokens", "temperature", "top_p", "top_k")
@@ -88,14 +89,6 @@ class Kept(NamedTuple):
     matrices: options.Matrices = ""
 
 
-class Llama(NamedTuple):
-    """How llama.cpp is run, for a GGUF file."""
-
-    llama_lib: Annotated[
-        Path | None, typer.Option(help="With a GGUF file: your own libllama.so (default: that of the package).")
-    ] = None
-
-
 @grouped
 def record(
     model: Model,
@@ -105,7 +98,9 @@ def record(
     sampling: Sampling,
     kept: Kept,
     placement: Placement,
-    llama: Llama,
+    llama_lib: Annotated[
+        Path | None, typer.Option(help="With a GGUF file: your own libllama.so (default: that of the package).")
+    ] = None,
     typed: Typed,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted recording, or start one.")] = False,
 ) -> None:
@@ -119,9 +114,10 @@ def record(
             check_output(out)
             plan, texts = _plan(source, sampling, kept), _texts(source, kept.seed)
             work_of = partial(_work, source, sampling, texts)
-            _run_gguf(model, llama, placement, work_of, out, plan, resume)
+            _run_gguf(model, llama_lib, placement, work_of, out, plan, resume)
         return
-    _refuse_without_gguf(llama)
+    if llama_lib is not None:
+        raise RecordError("--llama-lib requires a GGUF file as MODEL")
     require_torch()
     with keeping(lambda: left_of(out, "recorded")):  # check everything that needs no torch before loading the model
         refuse_taken(out, resume)
@@ -129,27 +125,17 @@ def record(
         plan, texts, folder = _plan(source, sampling, kept), _texts(source, kept.seed), placement.located(model)
         require_tokenizer(folder)
         check_look_ahead(folder, kept.look_ahead, Kept().look_ahead)
-        drafting = None if plan.drafting is None or plan.drafting.is_ngram else _located_drafts(plan, placement)
-        drafts = None if drafting is None else drafting[0].loaded(*drafting[1:])
+        drafts = None
+        if plan.drafting and not plan.drafting.is_ngram:
+            name, alone = plan.drafting.model, placement._replace(revision=None, quantise=None)
+            drafts = alone.loaded(name, alone.located(name))
         loaded = placement.loaded(model, folder)  # last, as it decides the number of threads
+        from moereplay.tracegen.record import record as run
         from moereplay.tracegen.record import room_of
 
         work = _work(source, sampling, texts, loaded.tokenizer, room_of(loaded))
-        _run(loaded, work, out, plan, resume, drafts)
-
-
-def _located_drafts(plan: Plan, placement: Placement) -> tuple[Placement, str, Any]:
-    """Return how to load the draft model, its name and its folder. Raises RecordError."""
-    assert plan.drafting
-    alone = placement._replace(revision=None, quantise=None)
-    return alone, plan.drafting.model, alone.located(plan.drafting.model)
-
-
-def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool, drafts: Loaded | None) -> None:
-    from moereplay.tracegen.record import record as run
-
-    say(f"recording {loaded.name} ({loaded.dtype}, {loaded.model.device}): {work.prompts}; {plan.words}")
-    write_recording(out, lambda progress: run(loaded, work, out, plan, resume, progress, drafts))
+        say(f"recording {loaded.name} ({loaded.dtype}, {loaded.model.device}): {work.prompts}; {plan.words}")
+        write_recording(out, lambda progress: run(loaded, work, out, plan, resume, progress, drafts))
 
 
 def _checked(model: str, source: Source, sampling: Sampling) -> Source:
@@ -209,13 +195,6 @@ def _work(source: Source, sampling: Sampling, texts: Any, tokenizer: Any, room: 
 # -- A GGUF file runs in llama.cpp instead of a checkpoint in torch
 
 
-def _refuse_without_gguf(llama: Llama) -> None:
-    """Raises RecordError for options of llama.cpp with a model that does not run in it."""
-    for name, value in llama._asdict().items():
-        if value is not None:
-            raise RecordError(f"--{name.replace('_', '-')} requires a GGUF file as MODEL")
-
-
 def _refuse_foreign(placement: Placement, sampling: Sampling, look_ahead: int | None) -> None:
     """Raises RecordError for options that mean nothing in llama.cpp; `look_ahead` is None if it was not typed."""
     if sampling.draft_model:
@@ -234,7 +213,7 @@ def _refuse_foreign(placement: Placement, sampling: Sampling, look_ahead: int | 
 
 def _run_gguf(
     model: str,
-    llama: Llama,
+    llama_lib: Path | None,
     placement: Placement,
     work_of: Callable[[Any, Any], Work],
     out: Path,
@@ -243,17 +222,11 @@ def _run_gguf(
 ) -> None:
     """Record the GGUF file; `work_of` makes the input from its tokenizer and its limits."""
     file, way = opened(model), Way(placement.threads or processors(), placement.dtype == "float32")
-    with Engine(library_file(llama.llama_lib)) as engine:
+    with Engine(library_file(llama_lib)) as engine:
         say(f"loading {model}")
         running = loaded(engine, file)
         work = work_of(running.tokenizer, running.room)
-        _record_gguf(running, work, out, plan, way, resume)
-
-
-def _record_gguf(running: Running, work: Work, out: Path, plan: Plan, way: Any, resume: bool) -> None:
-    from moereplay.tracegen.llama.record import record
-
-    known = running.file.known
-    say(f"recording {known.name} ({known.published.format}, llama.cpp, {way.words}): {work.prompts}; {plan.words}")
-    say(f"without look-ahead: {NO_LOOK_AHEAD}, so prefetch policies that need it cannot be replayed")
-    write_recording(out, lambda progress: record(running, work, out, plan, way, resume, progress))
+        engine_words = f"{file.known.published.format}, llama.cpp, {way.words}"
+        say(f"recording {file.known.name} ({engine_words}): {work.prompts}; {plan.words}")
+        say(f"without look-ahead: {NO_LOOK_AHEAD}, so prefetch policies that need it cannot be replayed")
+        write_recording(out, lambda progress: record_gguf(running, work, out, plan, way, resume, progress))

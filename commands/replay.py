@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -90,7 +90,9 @@ def replay(
     names = settings.preset_names()
     configs = list(names)
     check_profile_is_read(configs)
-    _check_printed(printed, as_json)
+    ranking_column(printed.by)
+    if as_json + printed.csv + printed.markdown > 1:
+        raise ConfigError("--json, --csv and --markdown are mutually exclusive")
     if serving.find_rate:
         _search_rates(opened, configs, serving, printed, [as_json, bool(events), bool(out)], engine)
         return
@@ -188,13 +190,6 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
         )
 
 
-def _check_printed(printed: Printed, as_json: bool) -> None:
-    """Raises ConfigError for options of the table, before anything is replayed."""
-    ranking_column(printed.by)
-    if as_json + printed.csv + printed.markdown > 1:
-        raise ConfigError("--json, --csv and --markdown are mutually exclusive")
-
-
 def _stored(
     out: Path, outcomes: Iterator[Outcome], trace: Trace, configs: list[ReplayConfig], engine: str
 ) -> Iterator[Outcome]:
@@ -236,7 +231,8 @@ def _report(
     shown = best_of_each(ranking(rows, printed.by, names), printed.top)
     if printed.csv or printed.markdown:
         more = {result.about["identity"]: row for result, row in zip(results, served, strict=False)}
-        _print_plain([{**row, **more.get(row["identity"], {})} for row in shown], printed.csv)
+        plain = [{**row, **more.get(row["identity"], {})} for row in shown]
+        print(csv(plain) if printed.csv else markdown(plain))
         return
     table = [{name: value for name, value in row.items() if name != "identity"} for row in shown]
     show(
@@ -249,11 +245,6 @@ def _report(
     )
     if len(shown) < len(rows):
         say(f"{len(shown):,} of {len(rows):,} rows; --top 0 for all")
-
-
-def _print_plain(rows: Sequence[Mapping[str, Any]], as_csv: bool) -> None:
-    """Print rows for other programs, without a heading and with full names."""
-    print(csv(rows) if as_csv else markdown(rows))
 
 
 # -- timeline
@@ -273,7 +264,6 @@ def timeline(
     """Write one replay as a timeline for ui.perfetto.dev: compute, stalls, links, queue, cache. SIMULATED."""
     from moereplay.analysis.timeline import Timeline, limited
     from moereplay.results.trace_events import check_name, write_items
-    from moereplay.simulator.replay import replay
 
     check_engine(engine)
     check_name(out)
@@ -286,11 +276,12 @@ def timeline(
         shown = _shown(len(passes), first_pass, passes_shown)
     say_when_compiling()
     with keeping(lambda: "nothing was written"):
-        result = replay(opened, config, log=True, engine=engine)
+        result = run(opened, config, log=True, engine=engine)
         if passes is None:
             shown = _shown(result.events[-1].step_pass + 1, first_pass, passes_shown)
         made = Timeline(result.events, result.totals["time_ns"], _machine(ready), passes)
-        count = write_items(out, _title(result), _about(result, shown), limited(made, shown))
+        title = f"{result.about['label']}: {result.about['model']}, trace {str(result.about['trace'])[:12]}"
+        count = write_items(out, title, _about(result, shown), limited(made, shown))
     say(
         f"wrote {out}: {len(shown):,} of {len(made):,} passes, {counted(count, 'event')}; open it in https://ui.perfetto.dev"
     )
@@ -319,11 +310,6 @@ def _machine(ready: Plan) -> Machine:
         queued_together=platform.queues_together(config.contract),
         warm=config.warm,
     )
-
-
-def _title(result: Result) -> str:
-    about = result.about
-    return f"{about['label']}: {about['model']}, trace {str(about['trace'])[:12]}"
 
 
 def _about(result: Result, shown: range) -> dict[str, Any]:

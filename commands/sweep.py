@@ -133,7 +133,9 @@ def sweep_run(
         if gave_up:
             raise typer.Exit(1)
     if not dry_run:
-        _say_next(out)
+        say(f"wrote {out}/part-*/")
+        say(f"next: moereplay sweep show {typed(out)}")
+        say(f"figures: moereplay plot {typed(out)}")
 
 
 def _limited(options: dict[str, Any], jobs: list[Job], machines: Machines, engine: str) -> dict[str, Any]:
@@ -188,12 +190,6 @@ def _starter(machines: Machines, engine: str) -> Start:
     if executor == "ray":
         return lambda out, provenance: RayExecutor(machines.address, workers, out, provenance)
     raise ConfigError(f"unknown executor {executor!r}: {hint(executor, EXECUTORS)}")
-
-
-def _say_next(out: str) -> None:
-    say(f"wrote {out}/part-*/")
-    say(f"next: moereplay sweep show {typed(out)}")
-    say(f"figures: moereplay plot {typed(out)}")
 
 
 def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
@@ -303,13 +299,14 @@ def tune(
     traces = open_traces(experiment.traces, file.parent, file)
     search = Search(experiment, file, traces, tuple(map(named, objectives.split(","))), *drawing, engine)
     check(search)
-    checker = _checker_of_search(checks, search)
+    checker = checker_of(checks, search.traces, platforms_of(search))  # of all that the search may draw
     folder = Folder(Path(out))
     folder.prepare()
     found = _search(search, folder, workers)
     say(f"wrote {out}/part-*/, every replay; run the same command with more --trials to continue")
     if checker:
-        _check_search(checker, search, folder.path, found, checks.every or 1)
+        trials, front, every = tried(search, folder.path), jobs_found(search, found), checks.every or 1
+        checked(checker, traces, folder.path, trials, lambda stored: stored.chosen_of_search(front, trials, every))
     _print_front(search, found, as_json)
 
 
@@ -342,15 +339,3 @@ def _print_front(search: Search, found: Sequence[Found], as_json: bool) -> None:
     knows, jobs = foresight(), jobs_found(search, found)
     if knowing := sum(knows(job.config.model_dump()) for job in jobs) // len(search.traces):
         show(f"with knowledge of the future: {knowing} of these; search without such policies for what can be used")
-
-
-def _checker_of_search(checks: Checks, search: Search) -> Checker | None:
-    """Return the checker of trials, None without --every. It takes all platforms that the search may draw."""
-    return checker_of(checks, search.traces, platforms_of(search))
-
-
-def _check_search(checker: Checker, search: Search, folder: Path, found: Sequence[Found], every: int) -> None:
-    """Check the Pareto set first, then one of every N other trials in their order."""
-    trials = tried(search, folder)
-    front = jobs_found(search, found)
-    checked(checker, search.traces, folder, trials, lambda kept: kept.chosen_of_search(front, trials, every))

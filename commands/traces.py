@@ -16,6 +16,7 @@ from moereplay.commands.options import NewTrace, TracePath, grouped, option_faul
 from moereplay.commands.terminal import keeping, left_of, say, say_made, say_wrote, show, show_json
 from moereplay.results.errors import check_output
 from moereplay.simulator.errors import ConfigError
+from moereplay.traces import selection
 from moereplay.traces.combine import appended, merged, taken
 from moereplay.traces.dense import with_stored
 from moereplay.traces.geometry import as_known
@@ -216,10 +217,8 @@ def split(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
 ) -> None:
     """Split a trace by requests, to fit a policy to one part and test it on the other."""
-    from moereplay.traces.selection import split as drawn
-
     opened = open_trace(trace)
-    parts = drawn(opened.requests, share, seed)
+    parts = selection.split(opened.requests, share, seed)
     for name in ("train.zarr", "test.zarr", "profile.json"):
         check_output(out / name)
     made = []

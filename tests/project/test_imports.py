@@ -35,8 +35,6 @@ MAY_IMPORT = {
 }
 #: A run of a model, or of real threads, is the reference engine driven from above, as a sweep drives it.
 LIVE = (ROOT / "tracegen" / "live", ROOT / "tracegen" / "offload", ROOT / "tracegen" / "quality")
-#: Options are made from this file before a verb runs: it needs the standard library only.
-INSTANT = "results.settings"
 BANNED_NAMES = {"utils", "common", "helpers", "base", "misc", "v2"}
 SOURCES = sorted(path for package in (*PACKAGES, "moereplay") for path in (ROOT / package).rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
@@ -210,14 +208,6 @@ def mentions(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 100:
             yield from re.findall(r"\w+", node.value)
-
-
-def test_verbs_import_their_stage_when_they_run():
-    """Not at the top of the file, but for the table of settings; what only a type checker reads may stand there."""
-    for path in (ROOT / "commands").glob("*.py"):
-        at_import = [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
-        roots = {name.split(".")[0] for node in at_import for name in map(short, named_by(node)) if name != INSTANT}
-        assert roots & {*STAGES} == set(), path.name
 
 
 def test_torch_is_imported_by_tracegen_only():
