@@ -7,6 +7,7 @@ import importlib.metadata
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,8 +52,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
     monkeypatch.syspath_prepend(folder)
     real = importlib.metadata.entry_points
 
-    def own(**chosen: str) -> object:
-        points = real(**chosen)
+    def own(**chosen: str) -> Any:
+        points: Any = real(**chosen)
         if not chosen.get("group", "").startswith("moereplay."):
             return points
         return [point for point in points if point.dist and point.dist.name == NAME]

@@ -19,6 +19,7 @@ from moereplay.traces.importers.archive import FREE, MOST_HELD, Unpacked
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import TraceError
 from tests.kit.collecting import case
+from tests.kit.importer_contract import zipped
 from tests.kit.importing import imported
 
 ROW = "0,0,0,3\n"
@@ -104,16 +105,12 @@ def test_frames_of_zstd_without_sizes_are_read(tmp_path: Path) -> None:
 
 
 def test_a_zip_of_several_files_is_refused_by_their_names(tmp_path: Path) -> None:
-    from tests.traces.test_importer_contract import zipped
-
     (tmp_path / "a.zip").write_bytes(zipped({"one.csv": b"1", "two.csv": b"2"}))
     with pytest.raises(TraceError, match=r"2 files \(one\.csv, two\.csv\)"):
         list(text.pieces(tmp_path / "a.zip"))
 
 
 def test_a_zip_is_called_after_the_file_in_it(tmp_path: Path) -> None:
-    from tests.traces.test_importer_contract import zipped
-
     folder = zipped({"out/": b"", "out/routes.csv": (HEAD + ROW).encode(), "__MACOSX/out/._routes.csv": b"x"})
     (tmp_path / "a.zip").write_bytes(folder)
     assert text.suffix_of(tmp_path / "a.zip") == ".csv"
