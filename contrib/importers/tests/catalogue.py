@@ -9,7 +9,8 @@ from contrib.importers.tests import loggers, public, research
 from tests.kit.importer_contract import rewrite
 
 SAMPLES = Path(__file__).with_name("samples")
-ALL = [replace(sample, folder=SAMPLES) for sample in (*research.ALL, *loggers.ALL, *public.ALL)]
+LOGS = [replace(sample, folder=SAMPLES) for sample in loggers.ALL]
+ALL = [*LOGS, *(replace(sample, folder=SAMPLES) for sample in (*research.ALL, *public.ALL))]
 
 if __name__ == "__main__":
     rewrite(SAMPLES, ALL)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from moereplay_importers.llama_tables import NOTE
 
-from contrib.importers.tests.catalogue import ALL
+from contrib.importers.tests.catalogue import LOGS
 from contrib.importers.tests.drawn_logs import Workload, workloads
 from moereplay.traces.geometry import known_models
 from moereplay.traces.importers import registry as importers
@@ -381,7 +381,7 @@ def test_a_prompt_with_other_layers_than_the_first_is_refused(tmp_path: Path) ->
 
 
 def test_a_damaged_log_is_refused_in_one_line_or_is_a_trace(tmp_path: Path) -> None:
-    for sample in ALL:
+    for sample in LOGS:
         path, rng = tmp_path / sample.name, Random(sample.name)
         sample.write(path)
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
