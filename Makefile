@@ -10,18 +10,18 @@ MINI := tracegen/miniature
 SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
 PAGES := runs/report-check/pages
-# Their tests skip what needs a library that is not installed.
-QUANTISERS := $(addprefix tests/,tracegen/test_quantisers.py tracegen/test_packed_store.py tracegen/test_tiers.py commands/test_quantiser_cli.py)
 BEGAN := $(shell date +%s)
 NUMBA := $(shell sed -n 's/.*"\(numba>[^"]*\)".*/\1/p' pyproject.toml)
 # Room for more than one token's experts: below it a global LRU hits nothing.
 GRID := --capacity 15%,25%,50% --eviction lru,lfu,least_stale
+# A path, or a name such as miniature.
+trace = $(if $(wildcard $(TRACE)),$(abspath $(TRACE)),$(TRACE))
 # Other people's recordings, if a folder of them is next to this one (CONTRIBUTING.md).
 RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-slow test-contrib test-long test-longest parity check wheel coverage study-faults study-mutants study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss report-check bench-recording bench bench-cost bench-sweep miniature sample tables figures format clean
 
 help:            ## this list
@@ -51,12 +51,12 @@ $(BIN)/python:
 	$(call install,-e '.[record]',,torch and transformers)
 	@touch $@
 
-.venv/quant.stamp: .venv/record.stamp
-	$(call install,-e '.[quant]',,hqq bitsandbytes and torchao)
+.venv/quant.stamp: .venv/record.stamp contrib/quantisers/pyproject.toml
+	$(call install,-e contrib/quantisers,,hqq bitsandbytes and torchao)
 	@touch $@
 
-.venv/dev.stamp: .venv/record.stamp
-	$(call install,-e '.[record]',--group dev,the tools of the tests)
+.venv/dev.stamp: .venv/record.stamp contrib/importers/pyproject.toml
+	$(call install,-e '.[record]' -e contrib/importers,--group dev,the tools of the tests)
 	@touch $@
 
 demo: demo-begins .venv/record.stamp  ## record a small model, replay 18 configurations, draw, name the best (2 minutes)
@@ -103,15 +103,20 @@ demo-replay: .venv/base.stamp  ## without torch: replay the recorded trace that 
 	$(BIN)/moereplay replay $(SAMPLE) --passes token $(GRID) --prefetch none,top_k --out runs/demo-replay
 	$(BIN)/moereplay plot runs/demo-replay
 
-test: .venv/dev.stamp        ## the test suite, without what takes minutes
+test: .venv/dev.stamp        ## the tests of less than 1.5 seconds of CPU time each, and a quarter of each search
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make test` leaves out, and the quantisers of other people
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "long and not longest"
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(QUANTISERS)
+test-slow: .venv/dev.stamp   ## the tests of 1.5 seconds and more: CI runs them after `make test`
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow and not long and not longest"
+
+test-long: .venv/dev.stamp test-contrib  ## what `make test` leaves out, all cases of each search, and test-contrib
+	MOEREPLAY_SHARE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "(long or hypothesis) and not longest"
+
+test-contrib: .venv/dev.stamp .venv/quant.stamp  ## the tests of the plug-ins in contrib/
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not longest" contrib/*/tests
 
 test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simulator, test-commands, ...
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/$*
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long and not longest" tests/$*
 
 test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast, random policy files, pairs under the other contract
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest
@@ -124,6 +129,9 @@ test-numba: .venv/dev.stamp   ## the compiler's tests and all digests on the old
 
 study-faults: .venv/dev.stamp  ## plant one-line faults (benchmarks/faults.toml) in a copy and say which the tests find (30 minutes)
 	$(BIN)/python benchmarks/faults.py $(if $(ONLY),--only '$(ONLY)')
+
+study-mutants: .venv/dev.stamp  ## plant COUNT random one-token mutants (30) drawn at SEED, and say the share that the tests find by room (hours)
+	$(BIN)/python -m benchmarks.mutants --count $(or $(COUNT),30) --seed $(or $(SEED),0)
 
 parity: .venv/dev.stamp      ## both engines on MOEREPLAY_CASES new cases per search (1,000), with and without the compiler
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 -o faulthandler_timeout=0 \
@@ -146,14 +154,14 @@ study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 under 24 readings: collisio
 	mkdir -p runs/study-collisions
 	test -n "$(TRACE)" -o -e runs/study-collisions/olmoe.zarr || $(BIN)/moereplay synthesise --model olmoe-1b-7b \
 	    --decode-tokens 128 --reuse .31 --recall .87 --out runs/study-collisions/olmoe.zarr
-	$(BIN)/moereplay sweep run benchmarks/specmd_collisions.toml --keep-going --out runs/study-collisions/results \
-	    $(if $(TRACE),--set 'traces=["$(abspath $(TRACE))"]')
+	$(BIN)/moereplay sweep run studies/specmd_collisions.toml --keep-going --out runs/study-collisions/results \
+	    $(if $(TRACE),--set 'traces=["$(trace)"]')
 	$(BIN)/moereplay sweep show runs/study-collisions/results --by collisions_per_miss --top 168 --markdown
 
 # Predictors that a trace has no data for are left out.
 define study-of-trace
 	@test -n "$(TRACE)" || { echo "missing TRACE: make $@ TRACE=a.zarr"; exit 2; }
-	$(BIN)/moereplay sweep run benchmarks/$(1).toml --keep-going --out runs/$@/results --set 'traces=["$(abspath $(TRACE))"]'
+	$(BIN)/moereplay sweep run studies/$(1).toml --keep-going --out runs/$@/results --set 'traces=["$(trace)"]'
 	$(BIN)/moereplay sweep show runs/$@/results --by hit_rate --top 150 --markdown
 endef
 
@@ -167,33 +175,33 @@ study-cache-prior: .venv/base.stamp  ## Cache-Prior's misses against lambda and 
 	$(BIN)/moereplay paper cache-conditional $(or $(TRACE),miniature) --published --out runs/cache-prior
 
 study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain in TTFT compared with the published one (TRACE=a.zarr)
-	$(BIN)/python benchmarks/specmd_table2.py $(if $(TRACE),--trace $(TRACE))
+	$(BIN)/python -m studies.specmd_table2 $(if $(TRACE),--trace $(TRACE))
 
 study-readings: .venv/base.stamp  ## SpecMD Table 2 under every reading of what the paper leaves open, ranked (10 minutes)
-	$(BIN)/python benchmarks/specmd_table2.py --readings --requests 4 --decode 16
+	$(BIN)/python -m studies.specmd_table2 --readings --requests 4 --decode 16
 
 study-drafts: .venv/record.stamp  ## rejected drafts as recorded and as made up, live on the miniature (10 minutes)
-	$(BIN)/python -m benchmarks.recorded_drafts --layers 12 --prompts 6 --new 64
+	$(BIN)/python -m studies.recorded_drafts --layers 12 --prompts 6 --new 64
 
 study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (12 minutes)
-	$(BIN)/python benchmarks/miniature_quality.py
+	$(BIN)/python -m studies.miniature_quality
 	for study in ranks precision; do $(BIN)/moereplay quality miniature --study $$study --window 256 --limit 4 \
 	    --tasks perplexity:$(MINI)/heldout.txt --dtype float32 --out runs/study-quality/$$study || exit 1; done
 
 study-quality-size: .venv/record.stamp  ## what quality takes of a model of OLMoE-1B-7B's size, random weights (LAYERS=16, 15 GB; DEVICE=cuda)
-	$(BIN)/python benchmarks/quality_at_size.py --layers $(or $(LAYERS),16) --device $(or $(DEVICE),cpu)
+	$(BIN)/python -m studies.quality_at_size --layers $(or $(LAYERS),16) --device $(or $(DEVICE),cpu)
 
 study-quantisers: .venv/quant.stamp  ## quantisers of experts at few bits: errors, bytes, times, KL of the miniature (5 minutes; EXPERTS=64: a whole layer, 20)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quantisers.py --experts $(or $(EXPERTS),6)
+	OMP_NUM_THREADS=1 $(BIN)/python -m studies.quantisers --experts $(or $(EXPERTS),6)
 
 study-coverage: .venv/base.stamp  ## how often 95 % intervals hold the truth, and two seeds are said to differ (15 minutes)
-	$(BIN)/python benchmarks/coverage_study.py
+	$(BIN)/python -m studies.coverage_study
 
 study-forecast: .venv/record.stamp  ## FORECAST of quality from counters: errors by leaving policies out, live on the miniature (an hour)
-	for sets in forecast forecast_new; do $(BIN)/moereplay quality miniature --sets benchmarks/$${sets}_sets.toml \
+	for sets in forecast forecast_new; do $(BIN)/moereplay quality miniature --sets studies/$${sets}_sets.toml \
 	    --tasks perplexity:tracegen/miniature/heldout.txt --window 128 --limit 8 --batch 8 --dtype float32 \
 	    --out runs/study-$$sets || exit 1; done
-	$(BIN)/python benchmarks/forecast_study.py runs/study-forecast --new runs/study-forecast_new
+	$(BIN)/python -m studies.forecast_study runs/study-forecast --new runs/study-forecast_new
 
 bench-recording: .venv/record.stamp  ## what recording costs over plain generate(), and bytes per token
 	$(BIN)/python benchmarks/recording_overhead.py
@@ -213,50 +221,50 @@ study-measured: .venv/dev.stamp  ## real offloading on this machine compared wit
 	$(BIN)/moereplay measure runs/measured/like.zarr --slow-tier disk:runs/measured --layers 4 --prompt 8 --tokens 16 \
 	    --throttle 400MB/s,none --capacity 10%,25%,50% --eviction lru,least_stale --prefetch none,top_k --repeat 2 --out runs/measured
 
-evidence: .venv/dev.stamp    ## predictions compared with measurements: table, page and figure in docs/ (RUNS=folder of runs, several in quotes)
+evidence: .venv/dev.stamp    ## predictions compared with measurements: table, page and figure in studies/pages/ (RUNS=folder of runs, several in quotes)
 	@test -n "$(RUNS)" || { echo "missing RUNS: make evidence RUNS=folder, a folder with cells.csv (docs/logs.md)"; exit 2; }
-	$(BIN)/python -m benchmarks.predicted_vs_measured $(RUNS) --out docs
+	$(BIN)/python -m evidence $(RUNS) --out studies/pages
 
 study-cuda: .venv/record.stamp  ## what needs a GPU, tried on one: record, validate, calibrate, measure, live (8 minutes, 30 GB of disk)
-	$(BIN)/python -m benchmarks.cuda_study --out runs/cuda --models runs/cuda-models
+	$(BIN)/python -m studies.cuda_study --out runs/cuda --models runs/cuda-models
 
 study-live-transfers: .venv/record.stamp  ## the live miniature with real transfers compared with its emulated runs (15 minutes)
-	$(BIN)/python benchmarks/live_transfers.py
+	$(BIN)/python -m studies.live_transfers
 
 study-quick: .venv/base.stamp  ## the quick search of a trace compared with all sets (CASES="a.zarr:phone-ufs4:4GB", ACCESSES=)
-	$(BIN)/python benchmarks/recommend_against_grid.py --quick $(or $(CASES),miniature:phone-ufs4:510MB) $(if $(ACCESSES),--accesses $(ACCESSES))
+	$(BIN)/python -m studies.recommend_against_grid --quick $(or $(CASES),miniature:phone-ufs4:510MB) $(if $(ACCESSES),--accesses $(ACCESSES))
 
 study-quants: .venv/base.stamp  ## bytes of known models in quantisations compared with published files (CELLS=cells.csv)
-	$(BIN)/python benchmarks/quant_sizes.py $(or $(CELLS),../shared/data/hybrid/cells.csv)
+	$(BIN)/python -m studies.quant_sizes $(or $(CELLS),../shared/data/hybrid/cells.csv)
 
 study-estimates: .venv/base.stamp  ## the closed form of `recommend` compared with measured runs (CELLS=folder with cells.csv)
-	$(BIN)/python -m benchmarks.hybrid_cells $(or $(CELLS),../shared/data/hybrid) $(if $(OUT),--out $(OUT))
+	$(BIN)/python -m evidence.hybrid_cells $(or $(CELLS),../shared/data/hybrid) $(if $(OUT),--out $(OUT))
 
 study-drafts-measured: .venv/base.stamp  ## measured series with drafts or several requests, replayed (CELLS=folder with cells.csv, 2 minutes)
-	$(BIN)/python -m benchmarks.draft_series $(or $(CELLS),../shared/data/hybrid)
+	$(BIN)/python -m evidence.draft_series $(or $(CELLS),../shared/data/hybrid)
 
 study-recommend: .venv/base.stamp  ## recommend compared with a full grid (CASES="a.zarr:phone-ufs4:4GB", PASSES=token)
-	$(BIN)/python benchmarks/recommend_against_grid.py $(or $(CASES),miniature:phone-ufs4:510MB miniature:rtx4090-pcie4:510MB) \
+	$(BIN)/python -m studies.recommend_against_grid $(or $(CASES),miniature:phone-ufs4:510MB miniature:rtx4090-pcie4:510MB) \
 	    --passes $(or $(PASSES),token)
 
 study-tasks: .venv/dev.stamp  ## public prompt sets as tasks under ten policy sets (PROMPTS=folder of them, LIMIT=10)
-	$(BIN)/python benchmarks/prompt_tasks.py $(PROMPTS) runs/tasks
-	$(BIN)/moereplay quality $(or $(MODEL),miniature) --sets benchmarks/quality_sets.toml \
+	$(BIN)/python -m studies.prompt_tasks $(PROMPTS) runs/tasks
+	$(BIN)/moereplay quality $(or $(MODEL),miniature) --sets studies/quality_sets.toml \
 	    --tasks runs/tasks/truthfulqa.yaml,runs/tasks/gsm8k.yaml,runs/tasks/nq_open.yaml,perplexity:tracegen/miniature/heldout.txt \
 	    --window 128 --limit $(or $(LIMIT),10) --batch $(or $(BATCH),8) --dtype float32 --out runs/quality-tasks
 
 study-miss: .venv/record.stamp  ## miss policies live on the miniature, and whether gate mass changed has their order (20 minutes)
-	$(BIN)/moereplay quality miniature --sets benchmarks/miss_sets.toml --window 64 --limit 4 --batch 4 --dtype float32 \
+	$(BIN)/moereplay quality miniature --sets studies/miss_sets.toml --window 64 --limit 4 --batch 4 --dtype float32 \
 	    --tasks perplexity:tracegen/miniature/heldout.txt --out runs/study-miss
 
 study-tune: .venv/dev.stamp  ## share of the true Pareto set of 2,000 configurations that a search finds, and random search
-	$(BIN)/python benchmarks/tune_against_grid.py
+	$(BIN)/python -m studies.tune_against_grid
 
 study-routing: .venv/base.stamp  ## each routing model that ships, predicted from the others at its shape
-	$(BIN)/python benchmarks/routing_transfer.py
+	$(BIN)/python -m studies.routing_transfer
 
 study-long-traces: .venv/base.stamp  ## write, open, merge and replay a trace of ROWS=1e8 (token, layer) rows: time and memory (10 GB per 4e8)
-	$(BIN)/python benchmarks/long_traces.py --rows $(or $(ROWS),1e8) --folder runs/long
+	$(BIN)/python -m studies.long_traces --rows $(or $(ROWS),1e8) --folder runs/long
 
 report-check: .venv/base.stamp  ## pages of `report` in a headless Chromium without network: errors, axe, keyboard, print (npm, Chromium)
 	@command -v npm > /dev/null || { echo "this needs node and npm: apt-get install npm"; exit 2; }
@@ -285,7 +293,7 @@ miniature: .venv/record.stamp  ## train the bundled miniature anew (half an hour
 	$(BIN)/python -m moereplay.tracegen.miniature.card
 
 sample: .venv/record.stamp   ## record the bundled trace anew
-	rm -rf $(SAMPLE) $(SAMPLE).derived
+	rm -rf $(SAMPLE)
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
 	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
 
@@ -293,15 +301,17 @@ figures: .venv/base.stamp    ## pictures of the pages and their texts: the repor
 	@test -n "$(CHROMIUM)" || { echo "this needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it"; exit 2; }
 	PATH="$(abspath $(BIN)):$$PATH" CHROMIUM="$(CHROMIUM)" docs/figures/make.sh $(wildcard $(RECORDINGS))
 
-tables: .venv/base.stamp     ## write the tables of cards, policies, importers, exporters, hooks, columns, settings and counters into docs/
+tables: .venv/dev.stamp      ## write the tables of cards, policies, importers, exporters, hooks, columns, settings and counters into docs/
 	$(BIN)/moereplay policies --markdown > policies.table
 	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r policies.table' docs/policies-table.md && rm policies.table
 	$(BIN)/python -c 'from moereplay.simulator.cards import markdown; print(markdown())' > cards.table
-	sed -i -e '/<!-- cards:/,/<!-- end -->/{//!d}' -e '/<!-- cards:/r cards.table' docs/platforms.md && rm cards.table
+	sed -i -e '/<!-- cards:/,/<!-- end -->/{//!d}' -e '/<!-- cards:/r cards.table' docs/cards.md && rm cards.table
 	$(BIN)/python -m moereplay.results.counters > docs/counters.table
 	sed -i -e '/<!-- counters:/,/<!-- end -->/{//!d}' -e '/<!-- counters:/r docs/counters.table' docs/semantics.md && rm docs/counters.table
-	$(BIN)/python -c 'from moereplay.traces.importers.registry import markdown; print(markdown())' > importers.table
+	$(BIN)/python -c 'from moereplay.traces.importers.registry import BUILT_IN, CATCH_ALLS, markdown; print(markdown(BUILT_IN | CATCH_ALLS))' > importers.table
 	sed -i -e '/<!-- importers:/,/<!-- end -->/{//!d}' -e '/<!-- importers:/r importers.table' docs/trace-format.md && rm importers.table
+	$(BIN)/python -c 'from moereplay.traces.importers.registry import markdown, plug_ins; print(markdown(plug_ins.contributed()))' > importers.table
+	sed -i -e '/<!-- importers:/,/<!-- end -->/{//!d}' -e '/<!-- importers:/r importers.table' contrib/importers/README.md && rm importers.table
 	$(BIN)/python -c 'from moereplay.traces.profiles.contract import markdown; print(markdown())' > profiles.table
 	sed -i -e '/<!-- profiles:/,/<!-- end -->/{//!d}' -e '/<!-- profiles:/r profiles.table' docs/trace-format.md && rm profiles.table
 	$(BIN)/python -c 'from moereplay.traces.exporters.contract import markdown; print(markdown())' > exporters.table

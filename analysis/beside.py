@@ -10,8 +10,16 @@ import polars as pl
 
 from moereplay.analysis.comparisons import CANT_TELL, PARTS, TEST_LEVEL, Comparison, against, enough
 from moereplay.analysis.metrics import entries, measured
-from moereplay.analysis.sentences import FORESEES
-from moereplay.analysis.verdict import Entry, Foresight, name_of_set, same_routing
+from moereplay.analysis.verdict import (
+    FORESEES,
+    GENERATED,
+    NO_INTERVAL,
+    SHARED,
+    Entry,
+    Foresight,
+    name_of_set,
+    same_routing,
+)
 from moereplay.results.errors import ResultError, unknown
 from moereplay.results.read import fields
 from moereplay.results.remarks import Ranked, turned
@@ -76,8 +84,10 @@ def beside(
     remarks = [*counts[:MOST_COUNTED], *_remarks(found, is_bound, ours)]
     if by in SPEEDS:
         ranked = [entry for entry in (ours, *others) if not entry.foresees and entry.tokens_per_s]
-        remarks += _turned(ranked, varying, deciding, _layers(frame))
-    return Compared(_called(one, wanted), said, remarks)
+        stored = frame["per_layer"].head(1).to_list()
+        layers = max((row["layer"] + 1 for rows in stored for row in rows or ()), default=0)  # 0: not stored
+        remarks += _turned(ranked, varying, deciding, layers)
+    return Compared(wanted if wanted != one["identity"] else wanted[:8], said, remarks)
 
 
 def _turned(
@@ -94,18 +104,13 @@ def _turned(
     return [remark] if remark else []
 
 
-def _layers(frame: pl.DataFrame) -> int:
-    """Return the layers of the model; 0 if the rows of layers were not stored."""
-    return max((row["layer"] + 1 for rows in frame["per_layer"].head(1).to_list() for row in rows or ()), default=0)
-
-
 def _found(ours: Entry, others: Sequence[Entry], by: str) -> list[Comparison]:
     """Compare with each other configuration; those that know the future take no part in the correction."""
     tested = [each for each in others if not (each.foresees or ours.foresees)]
     exact = [by in TIMED and same_routing(ours, each) for each in tested]
-    rows = ours.rows
-    made = iter(against(rows, [each.rows for each in tested], by, exact=exact))
-    bounds = iter(against(rows, [each.rows for each in others if each.foresees or ours.foresees], by))
+    rows = ours.rows()
+    made = iter(against(rows, [each.rows() for each in tested], by, exact=exact))
+    bounds = iter(against(rows, [each.rows() for each in others if each.foresees or ours.foresees], by))
     found = [next(bounds if each.foresees or ours.foresees else made) for each in others]
     if not ours.synthetic:
         return found
@@ -147,9 +152,9 @@ def _remarks(found: Sequence[Comparison], is_bound: Sequence[bool], ours: Entry)
     if ours.foresees:
         said.append(f"not tested: the configuration {FORESEES}")
     if ours.synthetic:
-        said.append("no confidence interval: the routing is synthetic")
+        said.append(NO_INTERVAL[GENERATED])
     if any(each.shared for each in found):
-        said.append("no confidence interval: requests share passes, and each pass is charged to one of them")
+        said.append(f"{NO_INTERVAL[SHARED]}, and each pass is charged to one of them")
     tested = [each for each, bound in zip(found, is_bound, strict=True) if each.p is not None and not bound]
     requests, needed = min((each.requests for each in tested), default=0), enough(max(1, len(tested)))
     open_ones = [each for each in tested if (each.p or 0) >= TEST_LEVEL]
@@ -158,10 +163,6 @@ def _remarks(found: Sequence[Comparison], is_bound: Sequence[bool], ours: Entry)
         left = f"{len(open_ones)} of {counted(len(tested), 'comparison')}"
         said.append(f"{counted(requests, 'request')} leave {left} undecided: record {needed} or more{fewer}")
     return said
-
-
-def _called(one: dict[str, Any], wanted: str) -> str:
-    return wanted if wanted != one["identity"] else wanted[:8]
 
 
 def _wanted(table: pl.DataFrame, wanted: str) -> dict[str, Any]:

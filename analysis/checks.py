@@ -93,7 +93,8 @@ def summary(checks: Sequence[Check], candidates: Sequence[Candidate]) -> list[st
     """Return a line per way of checking with its errors, and lines on which settings were covered."""
     known = {each.identity: each for each in candidates}
     ours = [check for check in checks if check.identity in known]
-    lines = [_line(how, [check for check in ours if check.how == how], candidates) for how in _ways(ours)]
+    ways = {check.how.model_dump_json(): check.how for check in ours}.values()
+    lines = [_line(how, [check for check in ours if check.how == how], candidates) for how in ways]
     return [*lines, *(_coverage({check.identity for check in ours}, candidates) if ours else [])]
 
 
@@ -160,10 +161,6 @@ def ringed(frame: pl.DataFrame, figure: str) -> list[str]:
         return []
     known = pl.col(COLUMN).struct.field(f"checked_{figure}").is_not_null()
     return frame.filter(known).select(pl.col("about").struct.field("identity")).to_series().to_list()
-
-
-def _ways(checks: Sequence[Check]) -> list[How]:
-    return list({check.how.model_dump_json(): check.how for check in checks}.values())
 
 
 def _by_identity(checks: Sequence[Check]) -> dict[str, Check]:

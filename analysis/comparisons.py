@@ -141,11 +141,12 @@ def estimate(rows: Rows, figure: str) -> Interval | None:
     Requests that shared passes, and fewer than `FEW`, give the figure without an interval.
     """
     figure = named(figure)
-    (over, under), factor = _sides(figure), _parts(figure).factor
+    parts = _parts(figure)
+    (over,), (under,), factor = parts.over, parts.under, parts.factor
     pairs = [(_part(row, over), _part(row, under)) for row in _as_run(rows) if _part(row, under)]
     if not pairs:
         return None
-    share = _is_share(_parts(figure))
+    share = _is_share(parts)
     found = interval(pairs, COLD, share)
     why = SHARE_PASSES if shares_passes(rows) else TOO_FEW if len(pairs) < FEW else unearned(pairs, COLD, share)
     low, high = (None if why or end is None else end * factor for end in (found.low, found.high))
@@ -243,8 +244,3 @@ def _parts(figure: str) -> Metric:
 
 def _is_share(parts: Metric) -> bool:
     return parts.under == ("accesses",)
-
-
-def _sides(figure: str) -> tuple[str, str]:
-    (over,), (under,) = _parts(figure).over, _parts(figure).under
-    return over, under

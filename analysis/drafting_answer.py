@@ -10,7 +10,7 @@ from moereplay.traces.texts import between, digits, percent, size
 
 Document = Mapping[str, Any]
 SAME = 0.01  #: smaller gains count as none
-#: Of a plain pass, what a row beyond the first took besides its experts in 12 measured series (docs/drafts.md).
+#: Of a plain pass, what a row beyond the first took besides its experts in 12 series (studies/pages/drafts.md).
 FURTHER_ROW = 0.1
 MS = 1e6
 

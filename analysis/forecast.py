@@ -9,9 +9,9 @@ Losses of replays are changes of perplexity as shares: 0.01 is one percent more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import expm1, isfinite, isinf, log
+from math import exp, expm1, isfinite, isinf, log
 from statistics import median
 from sys import float_info
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from moereplay.analysis.forecast_fit import (
+    COUNTED,
+    LEVEL,
     Change,
     Left,
     Point,
@@ -26,6 +28,7 @@ from moereplay.analysis.forecast_fit import (
     Rising,
     best_form,
     change_of,
+    distance,
     distances,
     fitted,
     moved,
@@ -34,9 +37,12 @@ from moereplay.analysis.forecast_fit import (
     stored_bits,
 )
 from moereplay.analysis.quality import KL, NLL, Judged, judged, replayed
+from moereplay.analysis.statistics import spearman
 from moereplay.analysis.tables import FORECAST as HEADS
+from moereplay.analysis.tables import cell, table
 from moereplay.results.errors import ResultError, unknown
 from moereplay.results.quality import UNMODIFIED
+from moereplay.results.result import Row
 from moereplay.traces.texts import counted
 
 FEWEST, FEWEST_POLICIES = 9, 3  #: live points that a 90 % interval needs, and policies among them
@@ -194,7 +200,9 @@ def within(frame: pl.DataFrame, most: float) -> pl.DataFrame:
     """Keep configurations whose interval ends at or below a change of perplexity. Raises ResultError if none does."""
     kept = frame.filter(pl.col(COLUMN).struct.field("high") <= most)
     if kept.is_empty():
-        why = "; ".join([f"the smallest is {_smallest(frame)}", *refusals(frame)])
+        highest = frame[COLUMN].struct.field("high").drop_nulls().to_list()
+        smallest = f"{min(highest):.3%}" if highest else "of none"
+        why = "; ".join([f"the smallest is {smallest}", *refusals(frame)])
         raise ResultError(f"no configuration has a FORECAST loss within {most:.3%}, including its interval: {why}")
     return kept
 
@@ -207,7 +215,11 @@ def refusals(frame: pl.DataFrame) -> list[str]:
         .agg(pl.len().alias("count"), pl.col("why").first())
         .sort("count", "refused", descending=[True, False])
     )
-    return [_in_words(**row) for row in groups.iter_rows(named=True)]
+    return [
+        f"no FORECAST of {counted(row['count'], 'configuration')}: {row['refused']} (as here: {row['why']}); "
+        "run one of them live to get it"
+        for row in groups.iter_rows(named=True)
+    ]
 
 
 def forecast_columns(table: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
@@ -241,12 +253,6 @@ def share_of(text: str) -> float:
     return number / 100 if text.endswith("%") else expm1(number)
 
 
-def _in_words(refused: str, why: str, count: int) -> str:
-    return (
-        f"no FORECAST of {counted(count, 'configuration')}: {refused} (as here: {why}); run one of them live to get it"
-    )
-
-
 def _answer_row(answer: Answer) -> dict[str, Any]:
     if answer.high is not None and answer.high > LARGEST_EXPONENT:
         endless = f"it ends at {answer.high:.3g} nats per token"
@@ -262,6 +268,132 @@ def _miss(row: Mapping[str, Any]) -> str:
     return (row["about"]["policies"] or {}).get("miss") or row["config"]["miss"]
 
 
-def _smallest(frame: pl.DataFrame) -> str:
-    highest = frame[COLUMN].struct.field("high").drop_nulls()
-    return f"{min(highest.to_list()):.3%}" if len(highest) else "of none"
+# Text and document of `forecast`
+
+
+def page(made: Forecast) -> list[str]:
+    """Return lines for a terminal: weights of the counters, errors by policy, and coverage of the intervals."""
+    live = f"{len(made.points)} live points of {len({each.policy for each in made.points})} policies"
+    errors = [{name: shown(made, value) for name, value in row.items()} for row in by_policy(made)]
+    held, form = in_words(coverage(made.points)), made.fit.form
+    through = ", weights those of KL times one factor" if form.through_kl else ""
+    return [
+        f"FORECAST: {made.model}, {made.dtype}; {made.task}, {made.measure}; from {live}",
+        "",
+        table(
+            signal(made), f"loss = sum of weight * figure ** {form.power:g}{through}", spare=["counter"], more="--json"
+        ),
+        table(errors, "medians of |forecast - live|, each point forecast by the others", more="--json"),
+        f"intervals of {LEVEL:.0%}: the loss times {exp(made.reach):.3g} either way where it is far above the noise "
+        f"({cell(shown(made, made.fit.noise))}); {held}",
+        "no forecast for changes beyond the measured range, or for another model",
+    ]
+
+
+def document(made: Forecast) -> dict[str, Any]:
+    """Return the fit, its errors and every live point, JSON-ready; losses are in the measure's units."""
+    named = {name: getattr(made, name) for name in ("model", "dtype", "task", "measure", "reach")}
+    fit = {**made.fit.form._asdict(), "noise": made.fit.noise, "figures": signal(made)}
+    held = coverage(made.points)._asdict()
+    return (
+        named
+        | fit
+        | {"errors": by_policy(made), "coverage": held, "points": [_point(made, left) for left in made.left]}
+    )
+
+
+def signal(made: Forecast) -> list[Row]:
+    """Return a row per figure: rank correlation with the loss, weight, share of the loss, and measured range."""
+    losses = [each.loss for each in made.points]
+    terms = [made.fit.terms(each.change) for each in made.points]
+    shares = [Change(*(value / (sum(each) or 1.0) for value in each)) for each in terms]
+    return [
+        {
+            "figure": name,
+            "counter": COUNTED[name],
+            "rank correlation": spearman([getattr(each.change, name) for each in made.points], losses),
+            "weight": getattr(made.fit.weights, name),
+            "share of the loss": sum(getattr(each, name) for each in shares) / len(shares),
+            "measured to": getattr(made.fit.most, name),
+        }
+        for name in Change._fields
+    ]
+
+
+def by_policy(made: Forecast) -> list[Row]:
+    """Return a row per policy and one for all: medians over its points, in the measure's units."""
+    policies = dict.fromkeys(point.policy for point in made.points)
+    groups = {name: [left for left in made.left if left.point.policy == name] for name in policies}
+    return [_row(name, left) for name, left in (groups | {"all": list(made.left)}).items()]
+
+
+def in_words(held: Coverage) -> str:
+    """Return the coverage as a sentence."""
+    if not held.asked:
+        none = f"none of {held.refused} left-out points has an interval from the other policies"
+        return f"{none}, so the coverage is unknown"
+    share = f"{held.inside} of {held.asked} live points ({held.inside / held.asked:.0%})"
+    return f"covered {share} of left-out policies, {held.refused} more were refused"
+
+
+def shown(made: Forecast, value: Any) -> Any:
+    """Format a value for reading: a loss of `nll` becomes a change of perplexity in percent."""
+    if made.measure != NLL or not isinstance(value, float):
+        return value
+    return f"{expm1(value):.2%}" if value <= LARGEST_EXPONENT else f"{value:.3g} nats"
+
+
+def _point(made: Forecast, left: Left) -> Row:
+    answer, own = made.at(left.point.change), left.point
+    said = {"forecast": answer.loss, "low": answer.low, "high": answer.high}
+    by = {"by_other_policies": left.by_others, "by_other_points": left.by_rest}
+    return (
+        {"set": own.set, "policy": own.policy, "live": own.loss, "error": own.error} | said | by | own.change._asdict()
+    )
+
+
+def _row(policy: str, left: Sequence[Left]) -> Row:
+    by_others = [(each.point.loss, each.by_others) for each in left if each.by_others is not None]
+    by_rest = [(each.point.loss, each.by_rest) for each in left if each.by_rest is not None]
+    return {
+        "policy": policy,
+        "points": len(left),
+        "live loss": median(each.point.loss for each in left),
+        "error, policy left out": _middling(by_others),
+        "refused": len(left) - len(by_others),
+        "error, point left out": _middling(by_rest),
+        "refused then": len(left) - len(by_rest),
+    }
+
+
+def _middling(pairs: Sequence[tuple[float, float]]) -> float | None:
+    return median(abs(said - live) for live, said in pairs) if pairs else None
+
+
+class Coverage(NamedTuple):
+    """Counts of left-out points: inside their interval, forecast, and refused."""
+
+    inside: int
+    asked: int
+    refused: int
+
+
+def coverage(points: Sequence[Point]) -> Coverage:
+    """Leave out every policy in turn, and repeat the whole fit on the others: noise, form, weights, interval width."""
+    found = [each for policy in dict.fromkeys(each.policy for each in points) for each in _without(points, policy)]
+    asked = [each for each in found if each is not None]
+    return Coverage(sum(asked), len(asked), len(found) - len(asked))
+
+
+def _without(points: Sequence[Point], policy: str) -> Iterator[bool | None]:
+    """Tell for each point of a policy whether the interval from the others holds it; None if they refuse it."""
+    own, others = ([each for each in points if (each.policy == policy) is is_own] for is_own in (True, False))
+    noise = middling_error(others) if others else 0.0
+    if noise <= 0:  # errors have no scale
+        yield from (None for _ in own)
+        return
+    form, left = best_form(others, noise, whole=False)
+    reach, fit = reach_of(distances(left, noise)), fitted(others, form, noise)
+    for each in own:
+        known = fit.refusal(each.change) is None and not isinf(reach)
+        yield distance(each.loss, fit.at(each.change), noise) <= reach if known else None

@@ -71,7 +71,9 @@ def change_of(counters: Mapping[str, int | None], miss: str, stored: float) -> C
     kept, chosen, variation, substituted, dropped, ranks = (value or 0.0 for value in found.values())
     at_bits = _by_bits(counters, 1 - dropped, tiers_of(miss))
     rounding = sum(share * _rounding_error(bits, stored) for bits, share in at_bits)
-    return Change(_lost(1 - kept, 1 - chosen), variation, substituted, dropped, ranks, rounding)
+    # one heavy expert counts more than several light ones
+    lost = (1 - kept) * (1 - kept) / (1 - chosen) if chosen < 1 else 0.0
+    return Change(lost, variation, substituted, dropped, ranks, rounding)
 
 
 def mass_changed(counters: Mapping[str, int | None], miss: str, stored: float) -> float | None:
@@ -113,11 +115,6 @@ def policy_of(config: Mapping[str, Any]) -> str:
     """Name the policies of a configuration that change the model's output: `cache_prior`, `prune+drop`."""
     names = [config[kind].partition(":")[0] for kind in ("routing", "miss")]
     return "+".join(name for name in names if name not in ("standard", "fetch")) or "fetch"
-
-
-def _lost(mass: float, assignments: float) -> float:
-    """Weigh lost gate weight by its size per assignment: one heavy expert counts more than several light ones."""
-    return mass * mass / assignments if assignments > 0 else 0.0
 
 
 def _by_bits(counters: Mapping[str, int | None], ran: float, tiers: Sequence[float]) -> Iterator[tuple[float, float]]:

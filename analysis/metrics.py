@@ -9,8 +9,7 @@ from typing import Any
 import polars as pl
 
 from moereplay.analysis.comparisons import PARTS, READ, estimate
-from moereplay.analysis.sentences import lines
-from moereplay.analysis.verdict import Entry
+from moereplay.analysis.verdict import Entry, lines
 from moereplay.results.counters import DECODED, ENERGY, expressions
 from moereplay.results.errors import unknown
 from moereplay.results.read import fields, runs
@@ -34,10 +33,14 @@ def with_ratios(tidy: pl.DataFrame) -> pl.DataFrame:
     return _with_metrics(tidy, RATIOS)
 
 
-def measured(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return one tidy row per configuration with every metric of `DOCUMENTED`; null where nothing was timed."""
+def measured(frame: pl.DataFrame, figures: Sequence[str] = ()) -> pl.DataFrame:
+    """Return one tidy row per configuration with every metric of `DOCUMENTED`; null where nothing was timed.
+
+    Intervals of `figures` are columns too (`with_ends`).
+    """
+    ends = _ends(frame, figures)
     derived = [*_times(frame), *expressions(fields_of(frame.schema["about"]))]
-    tidy = runs(frame).with_columns(frame.select(derived).get_columns())
+    tidy = runs(frame).with_columns(*frame.select(derived).get_columns(), *ends)
     limit = 1 - pl.when(pl.col("bound_accesses") != 0).then(pl.col("bound_compulsory") / pl.col("bound_accesses"))
     made = _with_metrics(tidy, [name for name in DOCUMENTED if name in METRICS and name not in tidy.columns])
     return made.with_columns(limit.alias("compulsory_limit")).drop(*TIMES, ENERGY, DECODED, strict=False)
@@ -55,10 +58,10 @@ def ranked(frame: pl.DataFrame, by: str, ends: bool = False) -> pl.DataFrame:
     of those columns.
     """
     by = ranking_column(by)
-    table = measured(frame)
-    varying = [field for field in fields(frame) if table[field].n_unique() > 1]
     known = [figure for figure in RANKED if figure in PARTS] if ends else []
-    order = with_ends(frame, table, known).sort(by, "identity", descending=[RANKED[by], False], nulls_last=True)
+    table = measured(frame, known)
+    varying = [field for field in fields(frame) if table[field].n_unique() > 1]
+    order = table.sort(by, "identity", descending=[RANKED[by], False], nulls_last=True)
     return order.select("identity", *varying, *RANKED, *(f"{figure}{end}" for figure in known for end in (LOW, HIGH)))
 
 
@@ -89,13 +92,17 @@ def with_ends(frame: pl.DataFrame, table: pl.DataFrame, figures: Sequence[str]) 
 
     The columns `FIGURE_low` and `FIGURE_high` are null where requests do not give an interval.
     """
-    kept = [samples(frame, at) for at in range(len(frame))]
-    found = [[estimate(rows, figure) for rows in kept] for figure in figures]
-    return table.with_columns(
-        pl.Series(f"{figure}{end}", [each and getattr(each, end[1:]) for each in own], dtype=pl.Float64)
-        for figure, own in zip(figures, found, strict=True)
+    return table.with_columns(_ends(frame, figures))
+
+
+def _ends(frame: pl.DataFrame, figures: Sequence[str]) -> list[pl.Series]:
+    requests = [samples(frame, at) for at in range(len(frame))] if figures else []
+    intervals = {figure: [estimate(rows, figure) for rows in requests] for figure in figures}
+    return [
+        pl.Series(f"{figure}{end}", [interval and getattr(interval, end[1:]) for interval in own], dtype=pl.Float64)
+        for figure, own in intervals.items()
         for end in (LOW, HIGH)
-    )
+    ]
 
 
 def judged(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[str]:
@@ -122,10 +129,9 @@ def entries(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] =
             row | {kind: names[row[kind]] for kind, names in bare.items()},
             row["tokens_per_s"],
             row["hit_rate"],
-            partial(samples, frame, row["at"]),
+            partial(rows_of, frame, row["at"]),
             foresees(row),
             bool(synthetic_of(frame["about"][row["at"]])),
-            partial(rows_of, frame, row["at"]),
         )
         for row in rows
     ]

@@ -17,6 +17,7 @@ from typing import Any
 COMPULSORY, CAPACITY, COLLISION = "#D4D7DA", "#6F8FAF", "#C8322B"
 #: Bounds, text and background.
 BOUND, LIMIT, INK, MUTED, GRID = "#000000", "#7A7F85", "#1F2428", "#5A6168", "#E4E7EA"
+OUTLINE = "#D55E00"  #: around a cell of a map
 
 Dash = tuple[int, tuple[float, ...]]
 #: A matplotlib letter, or a star: (corners, 1, rotation in degrees).

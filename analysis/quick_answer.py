@@ -245,7 +245,7 @@ USES = {
 KINDS = {"layers": "whole layers", "static": "the most used experts in VRAM", "lru in one pool": "a cache"}
 
 
-#: What published runs say against the form (docs/hybrid.md, direction 4; freetoken.toml).
+#: What published runs say against the form (studies/pages/hybrid.md, direction 4; freetoken.toml).
 MEASURED = (
     "published runs: caches gained less than this (nothing by splitting misses in 2 of 2 pairs, nothing with misses on "
     "the CPU at 10 to 15% of the experts); measure before you change engines"

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cmp_to_key, partial
 from typing import Any
 
-from moereplay.analysis.sentences import lines
 from moereplay.analysis.tables import csv, folded, markdown, table
-from moereplay.analysis.verdict import Entry
+from moereplay.analysis.verdict import Entry, lines
 from moereplay.results.counters import nanojoules
 from moereplay.results.remarks import assumptions, one_label, seconds_in_words, synthetic_of, with_routing
 from moereplay.results.result import RANKED, Result, quotient, ranking_column, values
@@ -55,28 +54,24 @@ def ranking(
 def judged(
     rows: Sequence[Row], presets: Mapping[str, str] | None = None, foresees: Callable[[Row], bool] = lambda row: False
 ) -> list[str]:
-    """Return the verdict lines below that table (`analysis/sentences.py`).
+    """Return the verdict lines below that table (`analysis/verdict.py`).
 
     `foresees` maps a kind of policy to whether a row's policy knows the future.
     """
     table, shown = _sorted(rows, "hit_rate", presets)
-    made = {row["about"]["identity"]: bool(synthetic_of(row["about"])) for row in rows}
-    every = {row["about"]["identity"]: row["per_request"] for row in rows}
-    requests = {name: [] if made[name] else kept for name, kept in every.items()}
+    by_identity = {row["about"]["identity"]: row for row in rows}
     names = [name for name in shown if len({line[name] for line in table}) > 1]
-    kept = [partial(requests.__getitem__, line["identity"]) for line in table]
     bare = {kind: bare_names({str(line[kind]) for line in table}) for kind in POLICIES}
     entries = [
         Entry(
             line | {kind: known[str(line[kind])] for kind, known in bare.items()},
             line["tokens_per_s"],
             line["hit_rate"],
-            its,
+            partial(by_identity[line["identity"]].__getitem__, "per_request"),
             foresees(line),
-            made[line["identity"]],
-            partial(every.__getitem__, line["identity"]),
+            bool(synthetic_of(by_identity[line["identity"]]["about"])),
         )
-        for line, its in zip(table, kept, strict=True)
+        for line in table
     ]
     return lines(entries, names)
 
@@ -97,26 +92,22 @@ def _sorted(rows: Sequence[Row], by: str, presets: Mapping[str, str] | None) -> 
     table: list[dict[str, Any]] = [{**_settings(row), **_figures(row)} for row in rows]
     for line in table if presets else ():
         line["preset"] = (presets or {})[line["identity"]]
-    shown = [field for field in _fields(rows[0]) if _tells_apart(table, field, bool(presets))]
+    names = dict.fromkeys([*LEADING, *rows[0]["config"], "semantics"])
+    shown = [field for field in names if _tells_apart(table, field, bool(presets))]
     shown.sort(key=lambda field: field != "capacity")  # rows are grouped by capacity
     keys = {"capacity_bytes": False, by: RANKED[by], "tpot_ms": False} | dict.fromkeys(shown, False)
     table.sort(key=cmp_to_key(lambda a, b: _compared(a, b, keys)))
     return table, [*(["preset"] if presets else []), *shown]
 
 
-def _fields(row: Row) -> list[str]:
-    return list(dict.fromkeys([*LEADING, *row["config"], "semantics"]))
-
-
 def _settings(row: Row) -> dict[str, Any]:
-    settings = {name: _text(value) if isinstance(value, list) else value for name, value in row["config"].items()}
+    settings = {
+        name: " ".join(":".join(map(str, pair)) for pair in value) if isinstance(value, list) else value
+        for name, value in row["config"].items()
+    }
     return settings | {
         name: row["about"][name] for name in ("model", "trace", "semantics", "identity", "capacity_bytes")
     }
-
-
-def _text(pairs: Sequence[Sequence[int]]) -> str:
-    return " ".join(":".join(map(str, pair)) for pair in pairs)
 
 
 def _figures(row: Row) -> dict[str, float | None]:

@@ -3,7 +3,7 @@
 Intervals are Student's t with the jackknife's standard error (Efron, The Jackknife, the Bootstrap and Other Resampling
 Plans, 1982, ch. 3). Requests that meet an empty cache are part of the figure, but the spread is that of the others.
 P-values come from the exact sign-flip test (Pitman, Significance Tests Which May Be Applied to Samples from Any
-Populations, 1937). docs/statistics.md has the measured coverage.
+Populations, 1937). studies/pages/coverage.md has the measured coverage.
 """
 
 from __future__ import annotations

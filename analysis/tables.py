@@ -238,15 +238,12 @@ def _folded(columns: Sequence[Column], width: int) -> list[int]:
 def _lines(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
     rule = "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
     rows = range(len(columns[0].cells))
-    body = [line for at in rows for line in _line([column.cells[at] for column in columns], columns, widths)]
+    cells = ([_wrapped(column.cells[at], width) for column, width in zip(columns, widths, strict=True)] for at in rows)
+    body = [line for row in cells for line in _joined(row, columns, widths)]
     heads = [
         _Heads(width, break_long_words=False).wrap(column.head) for column, width in zip(columns, widths, strict=True)
     ]
     return [*_joined(heads, columns, widths), rule, *body]
-
-
-def _line(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
-    return _joined([_wrapped(text, width) for text, width in zip(texts, widths, strict=True)], columns, widths)
 
 
 class _Heads(TextWrapper):
@@ -334,7 +331,8 @@ def drawn(rows: Sequence[Mapping[str, Any]], width: int = 0, serving: bool = Fal
     heads = HEADS | (ALONE if serving or any(LATENCY in row for row in rows) else {})
     known = {name for row in rows for name, value in row.items() if value is not None}
     filled = [{name: value for name, value in row.items() if name in known} for row in rows]
-    shown = table([_short(row, heads) for row in filled], spare=SPARE, width=width)
+    short = [{heads.get(name, name): _value(name, value) for name, value in row.items()} for row in filled]
+    shown = table(short, spare=SPARE, width=width)
     return [*([shown] if rows else []), *(folded(line, width) for line in _legend(rows, shown))]
 
 
@@ -345,10 +343,6 @@ def _legend(rows: Sequence[Mapping[str, Any]], shown: str) -> list[str]:
     above = shown.partition("─")[0].split()
     said = [text for head, text in LEGEND.items() if head in above]
     return [*said[:-2], "; ".join(said[-2:])] if "coll" in above else said
-
-
-def _short(row: Mapping[str, Any], heads: Mapping[str, str]) -> dict[str, object]:
-    return {heads.get(name, name): _value(name, value) for name, value in row.items()}
 
 
 def _value(name: str, value: Any) -> object:

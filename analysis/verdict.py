@@ -1,13 +1,16 @@
-"""The best of some configurations by a figure, its comparison with the others, and how certain its lead is.
+"""The best of some configurations by a figure, how certain its lead over the others is, and the sentences that say so.
 
 Configurations that know the future cannot be used and never win. Requests are the samples
 (docs/statistics.md): the winner is compared with every other configuration over the same trace, corrected for their
-number. Configurations that differ only in the platform are compared request by request. `sentences.py` puts verdicts
-into words.
+number. Configurations that differ only in the platform are compared request by request. Where capacities, traces or
+schedules vary, each has its own winner, because more memory always wins.
+
+Tables of `replay` and `sweep show` print the sentences, and the page of `report` shows the same ones.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,20 +18,25 @@ from typing import Any, NamedTuple
 from moereplay.analysis.comparisons import (
     FEW,
     NOTHING,
+    SHARE_PASSES,
     TEST_LEVEL,
+    TOO_FEW,
     YES,
     Comparison,
     Counted,
     against,
     by_count,
     compare,
+    enough,
     estimate,
+    pairs_of,
     same_decisions,
 )
 from moereplay.analysis.statistics import Interval
 from moereplay.analysis.tables import cell
+from moereplay.results.serving import rate_of
 from moereplay.results.settings import NAMES
-from moereplay.traces.texts import percent, points
+from moereplay.traces.texts import between, counted, digits, percent, points
 
 #: Settings that the second shares with the best if possible: policies are compared, not machines.
 ALIKE = ("model", "trace", "passes", "arrivals", "platform", "capacity")
@@ -48,15 +56,13 @@ class Entry(NamedTuple):
     settings: Mapping[str, Any]  #: those that name it, and `ALIKE`
     tokens_per_s: float | None
     hit_rate: float | None
-    requests: Callable[[], Sequence[Mapping[str, Any]]]  #: its per-request rows; none if they were not stored
+    rows: Callable[[], Sequence[Mapping[str, Any]]]  #: its per-request rows; none if they were not stored
     foresees: bool = False  #: whether one of its policies knows the future
-    synthetic: bool = False  #: whether its routing is synthetic; `requests` then has no rows
-    every: Callable[[], Sequence[Mapping[str, Any]]] | None = None  #: as `requests`, with those of synthetic routing
+    synthetic: bool = False  #: whether its routing is synthetic
 
-    @property
-    def rows(self) -> Sequence[Mapping[str, Any]]:
-        """Rows of requests for exact counts; synthetic routing has them too, `requests` then has none."""
-        return (self.every or self.requests)()
+    def requests(self) -> Sequence[Mapping[str, Any]]:
+        """Return the rows as samples: none of synthetic routing, whose spread is only that of its generator."""
+        return () if self.synthetic else self.rows()
 
 
 @dataclass(frozen=True)
@@ -226,7 +232,7 @@ def _rivals(figure: Figure, first: Entry, known: Sequence[Entry]) -> list[Rival]
     rows = [each.requests() for each in others]
     found = against(first.requests(), rows, figure.name, picked=True, exact=exact)
     found = [
-        by_count(compare(first.rows, each.rows, figure.name), figure.name) if counts and first.synthetic else made
+        by_count(compare(first.rows(), each.rows(), figure.name), figure.name) if counts and first.synthetic else made
         for each, made, counts in zip(others, found, exact, strict=True)
     ]
     return [Rival(*each) for each in zip(others, found, exact, strict=True)]
@@ -238,7 +244,7 @@ def same_routing(first: Entry, second: Entry) -> bool:
     """
     settings = (*ALIKE[:3], *NAMES)
     unlike = {name for name in settings if first.settings.get(name) != second.settings.get(name)}
-    return unlike == {"platform"} or same_decisions(first.rows, second.rows)
+    return unlike == {"platform"} or same_decisions(first.rows(), second.rows())
 
 
 def independent(entry: Entry) -> bool:
@@ -284,3 +290,352 @@ def name_of_set(entry: Entry, names: Sequence[str]) -> str:
     if "capacity" not in names:
         return ", ".join(words)
     return f"{', '.join(words) or 'capacity'} {'at ' if words else ''}{entry.settings['capacity']}"
+
+
+# Sentences
+
+FORESEES = "knows the future"
+NOT_TESTED = f"  {FORESEES} (not tested): "
+NO_TPOT = (
+    "no TPOT and no tokens/s: no pass decodes, as in text that was recorded in one pass;",
+    "  --passes decode:N treats the tokens from position N on as decoded, one per pass",
+)
+NO_TIME = (
+    "no tokens/s: decode passes take no time, as they demand no expert and dense layers are free;",
+    "  `moereplay inspect` lists tokens that are not routed, --model adds the time of dense layers",
+)
+#: Reasons for a missing interval.
+NO_INTERVAL = {
+    NO_ROWS: "no confidence interval: per-request rows were not stored (set `requests = true`)",
+    ONE_REQUEST: "no confidence interval: one request",
+    FEWER: f"no confidence interval: {TOO_FEW}",
+    SHARED: f"no confidence interval: {SHARE_PASSES}",
+    UNKNOWN: "no confidence interval",
+    GENERATED: "no confidence interval: the routing is synthetic",
+}
+WORDS = {"passes": "schedule of passes", "arrivals": "rate of arrivals"}
+MOST_NAMED = 3  #: most winning sets that are named, and most of those that know the future
+MOST_PLACES = 6  #: capacities that are listed for one set
+
+
+def lines(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
+    """Return the verdict on each figure, then what limits it; with one entry, only why it has no tokens/s.
+
+    `names` are the settings that name a configuration.
+    """
+    parts = [paragraph(figure, entries, names) for figure in FIGURES] if len(entries) > 1 else []
+    body = [line for part in parts for line in part.lines]
+    few = _too_few([each for part in parts for each in part.few])
+    return [*untimed(entries), *body, *few, *_unlike(parts), *_caution(entries, body)]
+
+
+def untimed(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Return why entries have no tokens/s, in lines; none if all have."""
+    tpots = [entry.settings.get("tpot_ms") for entry in entries if entry.tokens_per_s is None]
+    return (NO_TPOT if None in tpots else ()) + (NO_TIME if 0 in tpots else ())
+
+
+class Paragraph(NamedTuple):
+    """The verdict on one figure in lines."""
+
+    figure: Figure
+    lines: Sequence[str]
+    few: Sequence[Verdict] = ()  #: verdicts that need more requests
+    lead: Lead | None = None  #: of a single winner
+
+
+def paragraph(figure: Figure, entries: Sequence[Entry], names: Sequence[str]) -> Paragraph:
+    """Return the best usable configuration, at each capacity where these vary, and the best that knows the future.
+
+    A figure that no entry has gives no line.
+    """
+    usable, foreseeing = (
+        ranked(figure, [entry for entry in entries if entry.foresees is foresees]) for foresees in (False, True)
+    )
+    bounds = _bounds(figure, foreseeing, names)
+    if conditions := by_condition(figure, usable):
+        body, few = _at_each(figure, conditions, names)
+        return Paragraph(figure, [*body, *bounds], few)
+    if not usable and foreseeing:
+        return Paragraph(figure, [f"{FORESEES}, {figure.title}: {bounds[0].partition(': ')[2]}"])
+    best = _best(figure, usable, names)
+    return best._replace(lines=[*best.lines, *bounds])
+
+
+def _unlike(parts: Sequence[Paragraph]) -> list[str]:
+    """Say which figures have a significant lead, if some have and others have not."""
+    leads = {part.figure.title: part.lead for part in parts if part.lead and part.lead.certainty in TESTED}
+    sure = {name: lead.certainty == SURE for name, lead in leads.items()}
+    if len(set(sure.values())) < 2:
+        return []
+    words = [f"{'significant' if is_sure else 'not significant'} in {name}" for name, is_sure in sure.items()]
+    return [f"  {'; '.join(words)} (n = {_n(min(lead.requests for lead in leads.values()))})"]
+
+
+# At each capacity, trace and schedule
+
+
+class Condition(NamedTuple):
+    """A capacity, trace and schedule, and the verdict on the configurations that share it."""
+
+    label: str  #: as the user typed it
+    found: Verdict
+
+
+def by_condition(figure: Figure, entries: Sequence[Entry]) -> list[Condition]:
+    """Return the verdict under each condition, smallest capacity first; none where conditions do not vary."""
+    known = [entry for entry in entries if getattr(entry, figure.name) is not None]
+    varying = _conditions_of([entry.settings for entry in known])
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+
+    def order(entry: Entry) -> tuple[str, float]:
+        return str(entry.settings.get("trace")), float(entry.settings.get("capacity_bytes") or 0)
+
+    for entry in sorted(known, key=order):
+        texts = {name: str(entry.settings.get(name)) for name in varying}
+        key = tuple(text[:8] if name == "trace" else text for name, text in texts.items())
+        groups.setdefault(key, []).append(entry)
+    if len(groups) < 2:
+        return []
+    labels = {key: key[0] if varying == ["capacity"] else _label(varying, key) for key in groups}
+    found = ((labels[key], verdict(figure, group)) for key, group in groups.items())
+    return [Condition(label, each) for label, each in found if each is not None]
+
+
+def _conditions_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the conditions that vary; a trace is called by its model where each model has one."""
+    found = {name: {str(each.get(name)) for each in settings} for name in CONDITIONS}
+    pairs = {(str(each.get("model")), str(each.get("trace"))) for each in settings}
+    alike = len(pairs) == len(found["model"])
+    return [name for name, values in found.items() if len(values) > 1 and not (name == "trace" and alike)]
+
+
+def _label(varying: Sequence[str], key: Sequence[str]) -> str:
+    words = [
+        text
+        if name == "model"
+        else f"{digits(rate, 4)} requests/s"
+        if name == "arrivals" and (rate := rate_of(text))
+        else f"{name} {text}"
+        for name, text in zip(varying, key, strict=True)
+    ]
+    return ", ".join(words)
+
+
+def set_names(names: Sequence[str]) -> list[str]:
+    """Return the settings that name a set of policies under any condition."""
+    return [name for name in names if name not in CONDITIONS] or ["eviction"]
+
+
+def _bounds(figure: Figure, foreseeing: Sequence[Entry], names: Sequence[str]) -> list[str]:
+    """Name the best configuration that knows the future, at each capacity where these vary."""
+    if not foreseeing:
+        return []
+    conditions = by_condition(figure, foreseeing)
+    if not conditions:
+        return [f"{NOT_TESTED}{_named(figure, foreseeing, names)}"]
+    return [f"{NOT_TESTED}{_sets(conditions, names)}, {_ends(figure, conditions)}"]
+
+
+def _sets(conditions: Sequence[Condition], names: Sequence[str]) -> str:
+    shown = sorted({name_of_set(each.found.best, set_names(names)) for each in conditions})
+    return "; ".join(shown[:MOST_NAMED]) + (f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else "")
+
+
+def _ends(figure: Figure, conditions: Sequence[Condition]) -> str:
+    first, last = conditions[0], conditions[-1]
+    return f"{figure.shown(first.found.value)} at {first.label} to {figure.shown(last.found.value)} at {last.label}"
+
+
+def _at_each(figure: Figure, conditions: Sequence[Condition], names: Sequence[str]) -> tuple[list[str], list[Verdict]]:
+    """Say where each set of policies wins and how significant its leads are."""
+    contested = [each for each in conditions if each.found.second is not None]
+    if not contested:
+        return [f"{figure.title}: {_ends(figure, conditions)} ({_sets(conditions, names)})"], []
+    wins: dict[str, list[int]] = {}
+    for at, each in enumerate(conditions):
+        winners = [name_of_set(entry, set_names(names)) for entry in each.found.tied[:MOST_NAMED]]
+        wins.setdefault(" = ".join(winners), []).append(at)
+    order = sorted(wins, key=lambda name: (-len(wins[name]), wins[name][0]))
+    labels = [each.label for each in conditions]
+    winners = [f"{name} at {_places(wins[name], labels)}" for name in order[:MOST_NAMED]]
+    more = sum(len(wins[name]) for name in order[MOST_NAMED:])
+    winners += [f"other sets at {more} of {len(conditions)}"] if more else []
+    few = [each.found for each in contested if _has_too_few(each.found)]
+    varying = _conditions_of([each.found.best.settings for each in conditions])
+    *others, last = (WORDS.get(name, name) for name in varying or ["capacity"])
+    every = f"{', '.join(others)} and {last}" if others else last
+    head = f"{figure.best} at each {every}, {_ends(figure, conditions)}"
+    return [f"{head}: {'; '.join(winners)}", *_leads(figure, conditions, names)], few
+
+
+def _places(won: Sequence[int], labels: Sequence[str]) -> str:
+    """Write 7 of 10 (5% to 50%): neighbours by their ends, others by the first few."""
+    shown = [labels[at] for at in won]
+    if len(won) > 2 and list(won) == list(range(won[0], won[-1] + 1)):
+        inside = f"{shown[0]} to {shown[-1]}"
+    else:
+        inside = ", ".join(shown[:MOST_PLACES]) + (", ..." if len(shown) > MOST_PLACES else "")
+    return f"{len(won)} of {len(labels)} ({inside})"
+
+
+def _leads(figure: Figure, conditions: Sequence[Condition], names: Sequence[str]) -> list[str]:
+    """Describe the runner-up: its distance, the number of conditions with significance, and its policy set.
+
+    Every condition is counted once, out of all: significant or not, counted by request, without an interval, a tie or
+    without a second.
+    """
+    known = [(each, lead) for each in conditions if len(each.found.tied) == 1 and (lead := each.found.lead)]
+    if not known:
+        return []
+    seconds = Counter[str]()
+    for each, _ in known:
+        assert each.found.second is not None
+        apart = differing(each.found.best, each.found.second, names)
+        seconds[name_of_set(each.found.second, [name for name in apart if name not in CONDITIONS])] += 1
+    name, often = seconds.most_common(1)[0]
+    relative = figure.name == "tokens_per_s"
+    more = sorted(
+        (lead.more / lead.below if relative and lead.below else lead.more, figure.more(lead.more, lead.below))
+        for _, lead in known
+    )
+    if len(known) == 1:
+        only, lead = known[0]
+        return [f"  at {only.label} {more[0][1]} more than {name} (second; {certainty(only.found, lead)})"]
+    labels = [each.label for each in conditions]
+    usual = f"the second, most often {name} ({often} of {len(labels)})" if 2 * often >= len(known) else "the second"
+    head = f"  {between(more[0][1], more[-1][1])} more than {f'{name} (second)' if often == len(known) else usual}"
+    groups: dict[str, list[int]] = {}
+    for at, each in enumerate(conditions):
+        groups.setdefault(_how_sure(each.found), []).append(at)
+    judged = [lead for _, lead in known if lead.certainty in (*TESTED, COUNTED)]
+    if not judged:
+        return [f"{head}; {NO_INTERVAL[known[0][1].certainty]}"]
+    tested = any(lead.certainty in TESTED for lead in judged)
+    sure = [f"{SIGNIFICANT} at {len(groups.pop(SIGNIFICANT, []))} of {len(labels)}"] if tested else []
+    order = (INSIGNIFICANT, ON_ALL, ON_SOME, *NO_INTERVAL.values(), TIE, ALONE)
+    ranks = {how: next(at for at, word in enumerate(order) if how.endswith(word)) for how in groups}
+    others = [f"{how} at {_places(groups[how], labels)}" for how in sorted(groups, key=ranks.__getitem__)]
+    by = f"{'95% CI, ' if tested else ''}n = {_n(min(lead.requests for lead in judged))}"
+    return [f"{head}: {'; '.join([*sure, *others])} ({by})"]
+
+
+#: How sure the first place under a condition is; all other words are reasons for a missing interval.
+SIGNIFICANT, INSIGNIFICANT, TIE, ALONE = "significant", "not significant", "a tie", "no second"
+ON_ALL, ON_SOME = "on every request", "on some requests"
+TESTED = (SURE, LUCK, NOISE)
+
+
+def _how_sure(found: Verdict) -> str:
+    lead = found.lead
+    if len(found.tied) > 1 or lead is None:
+        return TIE if len(found.tied) > 1 else ALONE
+    if lead.counted is not None:
+        more, all_of_them = found.figure.more_is, lead.counted.above == lead.counted.requests
+        return f"{more} {ON_ALL if all_of_them else ON_SOME}"
+    return SIGNIFICANT if lead.certainty == SURE else NO_INTERVAL.get(lead.certainty, INSIGNIFICANT)
+
+
+# The best of all
+
+
+def _best(figure: Figure, known: Sequence[Entry], names: Sequence[str]) -> Paragraph:
+    """Name the winner with its figure, its lead over the second, and those that are statistically tied with it."""
+    if not known:
+        return Paragraph(figure, [])
+    head = f"{figure.best}: {_named(figure, known, names)}"
+    found = None if len(tied_first(figure, known)) > 1 else verdict(figure, known)
+    if found is None:
+        return Paragraph(figure, [head])
+    lead, compared = found.lead, ""
+    if lead is not None and found.second is not None:
+        other = name_of_set(found.second, differing(found.best, found.second, names))
+        compared = f", {figure.more(lead.more, lead.below)} more than {other} (second; {certainty(found, lead)})"
+    few = [found] * _has_too_few(found)
+    return Paragraph(figure, [f"{head}{_range(found)}{compared}", *_as_good(found, names)], few, lead)
+
+
+def _named(figure: Figure, known: Sequence[Entry], names: Sequence[str]) -> str:
+    tied, value = tied_first(figure, known), figure.shown(getattr(known[0], figure.name))
+    if len(tied) > 1:
+        return f"a tie of {listed(tied, names)}, {value} each"
+    return f"{name_of_set(known[0], names)}, {value}"
+
+
+def _range(found: Verdict) -> str:
+    """Return the interval of the winner's own figure, if there is one."""
+    own, figure = found.own(), found.figure
+    if own is None or own.low is None or own.high is None:
+        return f" (no interval: {own.why})" if own and own.why not in ("", TOO_FEW, SHARE_PASSES) else ""
+    return f" ({figure.end(own.low)} to {figure.end(own.high)})"
+
+
+def certainty(found: Verdict, lead: Lead) -> str:
+    """Return the interval of a lead, the reason why it has none, or the number of requests on which it holds."""
+    if lead.counted is not None:
+        return _counted_out(found.figure, lead)
+    if lead.certainty in NO_INTERVAL:
+        return NO_INTERVAL[lead.certainty]
+    many = f"{len(found.rivals) + 1:,} configurations"
+    said = {
+        SURE: SIGNIFICANT if lead.contradicts or lead.off is None else "",
+        LUCK: f"{INSIGNIFICANT} after correcting for {many}",
+        NOISE: INSIGNIFICANT,
+    }[lead.certainty]
+    if lead.off is None:
+        return f"{said} (p = {lead.p:.2g}), n = {_n(lead.requests)}"
+    chance = f" (p = {lead.p:.2g})" if lead.contradicts else ""
+    wide = f"95% CI ±{found.figure.more(lead.off, lead.below)}"
+    return f"{said}{chance}{': ' if said else ''}{wide}, n = {_n(lead.requests)}"
+
+
+def _counted_out(figure: Figure, lead: Lead) -> str:
+    """Write: faster on 6 of 6 requests, by 12% to 31%."""
+    assert lead.certainty == COUNTED and lead.counted is not None
+    found = lead.counted
+    shares = figure.name == "tokens_per_s" and found.least_share is not None and found.most_share is not None
+    ends = [percent(found.least_share or 0), percent(found.most_share or 0)] if shares else []
+    ends = ends or [points(found.least), points(found.most)]
+    return f"{figure.more_is} on {found.above:,} of {_n(found.requests)}, by {between(*ends)}"
+
+
+def _n(requests: int) -> str:
+    return counted(requests, "request")
+
+
+def _as_good(found: Verdict, names: Sequence[str]) -> list[str]:
+    alike, many = found.as_good, len(found.rivals)
+    if not alike or many < 2:
+        return []
+    return [f"  statistically tied with {len(alike):,} of {many:,} others: {listed(alike, names)}"]
+
+
+# What limits a verdict
+
+
+def _has_too_few(found: Verdict) -> bool:
+    """Return whether a comparison is undecided that needs more requests to be decided."""
+    undecided = any(each.beside.answer != YES for each in found.tested)
+    return undecided and 2 <= found.samples < enough(pairs_of(len(found.tested) + 1))
+
+
+def _too_few(found: Sequence[Verdict]) -> list[str]:
+    """State how many requests are needed to decide among the configurations."""
+    if not found:
+        return []
+    most = max(found, key=lambda each: len(each.tested))
+    many, decided = len(most.tested) + 1, any(rival.beside.answer == YES for each in found for rival in each.tested)
+    pairs = pairs_of(many)
+    pair = "" if many == 2 else ", or name one comparison: `moereplay sweep compare`"
+    return [
+        f"  {most.samples} requests cannot separate {'all ' if decided else ''}{many} configurations "
+        f"({counted(pairs, 'pair')}): record {enough(pairs)} or more{pair}"
+    ]
+
+
+def _caution(entries: Sequence[Entry], body: Sequence[str]) -> list[str]:
+    """State the assumptions of the intervals, if there are any."""
+    if not any("95% CI" in line for line in body):
+        return []
+    shared = "" if all(independent(entry) for entry in entries) else "; these share a cache"
+    return [f"  95% CI: assumes independent requests{shared}"]

@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -53,12 +55,14 @@ def copied(tree: Path, into: Path) -> None:
             shutil.copy(tree / name, into / name, follow_symlinks=False)  # folders are linked into the package
 
 
-def tested(copy: Path, *arguments: str) -> int:
-    """Return pytest's exit code in a copy."""
+def tested(copy: Path, *arguments: str, seconds: int | None = None) -> int:
+    """Return pytest's exit code in a copy; that of SIGXCPU if it takes more CPU time than so many seconds."""
     settings = {"PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1", "OMP_NUM_THREADS": "1"}
     settings |= {"XDG_CACHE_HOME": str(copy / ".cache")}
-    command = [sys.executable, "-m", "pytest", "-x", *arguments]
-    return subprocess.run(command, cwd=copy, env=os.environ | settings, capture_output=True, check=False).returncode
+    command = [sys.executable, "-m", "pytest", "-x", "-m", "not long and not longest", *arguments]
+    limit = seconds and partial(resource.setrlimit, resource.RLIMIT_CPU, (seconds, seconds + 5))
+    options = {"cwd": copy, "env": os.environ | settings, "preexec_fn": limit or None}
+    return subprocess.run(command, capture_output=True, check=False, **options).returncode
 
 
 def verdict(copy: Path, fault: Fault) -> str:

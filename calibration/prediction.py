@@ -19,6 +19,7 @@ from moereplay.simulator.calibration import Band
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform, Roofline
 from moereplay.simulator.rates import MIB, NS, curve
+from moereplay.simulator.step_time import compute_ends, landings
 from moereplay.simulator.wires import Link
 from moereplay.traces.units import MS
 
@@ -44,56 +45,42 @@ class StepPrices(NamedTuple):
     batches: tuple[float, ...] = ()  #: [m] transmission of a batch of m experts, matrix by matrix
 
 
-def waiting(prices: StepPrices, missed: int) -> float:
-    """Return the nanoseconds that a step with `missed` fetched experts stalls, without loading and compute."""
-    if not missed:
-        return 0.0
-    if prices.matrices:
-        return _batch_waiting(prices, missed)
-    arrivals = _arrivals(prices, missed)
-    loaded = missed * prices.load
-    if prices.waits_for_all:
-        return arrivals[-1] - loaded
-    now = loaded + (prices.k - missed) * prices.expert
-    for arrival in arrivals:
-        now = max(now, arrival) + prices.expert
-    return now - loaded - prices.k * prices.expert
+def waiting(prices: StepPrices) -> np.ndarray:
+    """Return the stall of a step with 0, 1, ... k fetched experts, without loading and compute, (k + 1,) ns."""
+    k, missed = prices.k, np.arange(prices.k, -1, -1)  # the most first
+    ready, loaded = prices.latency + prices.start, missed * float(prices.load)
+    if prices.matrices and prices.waits_for_all:
+        stalls = ready + np.array(prices.batches)[missed]
+    elif prices.matrices:
+        stalls = _batch_ends(prices, ready, np.array(prices.batches)[missed]) - k * prices.expert
+    else:
+        issued = [loaded if prices.waits_for_all else np.full(k + 1, (i + 1) * prices.load) for i in range(k)]
+        lands = landings(issued, prices.depth, prices.latency, prices.wire, prices.start)
+        if prices.waits_for_all:
+            stalls = np.array(lands)[missed - 1, range(k + 1)] - loaded
+        else:
+            hits = loaded + (k - missed) * prices.expert
+            stalls = compute_ends(hits, missed, lambda i, n: lands[i][:n], lambda i, n: prices.expert)
+            stalls = stalls - loaded - k * prices.expert
+    return np.where(missed > 0, stalls, 0)[::-1]
 
 
-def _batch_waiting(prices: StepPrices, missed: int) -> float:
-    """Return the stall of a step whose misses cross as one batch after loading; compute follows in stages."""
-    ready, wire, whole = prices.latency + prices.start, prices.batches[missed], sum(prices.matrices)
-    if prices.waits_for_all:
-        return ready + wire
-    computed, now, done = prices.k * prices.expert, 0.0, 0
+def _batch_ends(prices: StepPrices, ready: float, wire: np.ndarray) -> np.ndarray:
+    """Return when a step ends whose misses cross as one batch after loading; compute follows in stages."""
+    computed, now, done, whole = prices.k * prices.expert, np.zeros(len(wire)), 0, sum(prices.matrices)
     for matrix in prices.matrices:
         done += matrix
-        now = max(now, ready + wire * done / whole) + computed * matrix / whole
-    return now - computed
-
-
-def _arrivals(prices: StepPrices, missed: int) -> list[float]:
-    """Return the arrival of each fetched expert in nanoseconds after the gate."""
-    ends: list[float] = []
-    for index in range(missed):
-        asked = missed if prices.waits_for_all else index + 1
-        issued = asked * prices.load
-        if index >= prices.depth:
-            issued = max(issued, ends[index - prices.depth])
-        idle = not ends or issued > ends[-1]
-        ready = issued + prices.latency + (prices.start if idle else 0)
-        ends.append(max(ready, ends[-1] if ends else 0.0) + prices.wire)
-    return ends
+        now = np.maximum(now, ready + wire * done / whole) + computed * matrix / whole
+    return now
 
 
 def mean_waiting(prices: StepPrices, share: np.ndarray) -> np.ndarray:
     """Return the expected stall of a step, (T,) ns, if each demanded expert misses with probability share (T,)."""
     k = prices.k
     counts = np.arange(k + 1)
-    each = np.array([waiting(prices, missed) for missed in range(k + 1)])
     ways = np.array([comb(k, missed) for missed in range(k + 1)], float)
     miss = np.clip(share, 0, 1)[:, None]
-    return (ways * miss**counts * (1 - miss) ** (k - counts)) @ each
+    return (ways * miss**counts * (1 - miss) ** (k - counts)) @ waiting(prices)
 
 
 # -- a platform as a run used it

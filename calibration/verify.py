@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.calibration.comparison import HELD_OUT, PRESET, Row
 from moereplay.calibration.engine_log import HOW, EngineRun
+from moereplay.calibration.evidence import HELD_OUT
 from moereplay.calibration.prediction import REPLAY
 from moereplay.simulator.capacity import parse_capacity
 from moereplay.simulator.config import configure
@@ -22,6 +22,7 @@ from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Geometry, Request, Trace, TraceError, memory_trace
 from moereplay.traces.texts import counted
 
+PRESET = "preset"  #: role of a row whose prediction is not fitted
 LLAMA_CPP = "llama.cpp-moe-cache"  #: preset
 #: What builds of llama.cpp do, and how they are known.
 RULES = {
@@ -157,7 +158,7 @@ class Verified:
         ]
 
     def records(self, machine: str) -> list[Row]:
-        """Return rows of docs/predicted-vs-measured.csv."""
+        """Return rows of studies/pages/predicted-vs-measured.csv."""
         model = self.trace.header.provenance.model
         found = []
         for row in self.rows:
@@ -397,3 +398,46 @@ def _of_request(chosen: np.ndarray, prompt: int, most: int) -> tuple[np.ndarray,
         return kept, 1
     kept[: part - 1, -1] = -1
     return kept, part
+
+
+# -- rows of the table of predictions and measurements, one form for all that is measured
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity of one run, predicted and measured."""
+
+    id: str
+    source: str
+    machine: str
+    model: str
+    quantity: str
+    predicted_from: str
+    role: str  #: fit, held out, preset or refused
+    basis: str
+    predicted: float | None
+    measured: float | None
+    compared: bool  #: counts in summaries
+    remark: str
+
+    @property
+    def error(self) -> float | None:
+        """predicted / measured - 1, at full size."""
+        return self.predicted / self.measured - 1 if self.predicted is not None and self.measured else None
+
+
+COLUMNS = (
+    *("id", "source", "machine", "model", "quantity", "predicted_from", "role", "basis"),
+    *("predicted", "measured", "error", "compared", "remark"),
+)
+
+
+def as_records(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """Return the rows of the CSV file."""
+    return [{name: _cell(getattr(row, name)) for name in COLUMNS} for row in rows]
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else float(f"{value:.4g}") if isinstance(value, float) else value

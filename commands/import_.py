@@ -119,7 +119,7 @@ def import_(
 def _trace_of(source: Path, out: Path, settings: Options, format: str | None, limit: int | None, resume: bool) -> None:
     """Write the trace, and print assumptions and warnings. Raises TraceError."""
     with keeping(lambda: left_of(out, "imported")):
-        foreign = importers.read(source, settings, format)
+        foreign = importers.read(source, settings, format, lambda line: say(f"warning: {line}"))
         requests = foreign.requests if limit is None else islice(foreign.requests, min(limit, sys.maxsize))
         try:
             trace = write_trace(out, foreign.header, requests, resume=resume)

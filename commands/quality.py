@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import polars as pl
 import typer
 
-from moereplay.analysis.forecast import Forecast, of_perplexity, refusals, share_of, with_forecasts, within
+from moereplay.analysis.forecast import Forecast, of_perplexity, page, refusals, share_of, with_forecasts, within
+from moereplay.analysis.forecast import document as forecast_document
 from moereplay.analysis.forecast import forecast as made_of
 from moereplay.analysis.forecast_fit import LEVEL
-from moereplay.analysis.forecast_page import document as forecast_document
-from moereplay.analysis.forecast_page import page
 from moereplay.analysis.quality import document, order_of, tables
 from moereplay.analysis.tables import table
 from moereplay.commands import model_options

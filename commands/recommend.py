@@ -213,8 +213,8 @@ def _quickly(
 
 def _draw(document: Mapping[str, Any], points: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Write the figures with their numbers. Raises ResultError if they cannot be written."""
+    from moereplay.analysis.figures.drawing import rendered, save, save_numbers
     from moereplay.analysis.figures.machines import speed_by_drafts, speed_by_memory, token_time
-    from moereplay.analysis.figures.panels import rendered, save, save_numbers
 
     charts = {"token_time": token_time(document)}
     if points:

@@ -19,9 +19,8 @@ from moereplay.tracegen import prompts
 from moereplay.tracegen.errors import RecordError, require_torch
 from moereplay.tracegen.folder import MINIATURE, check_look_ahead, require_tokenizer
 from moereplay.tracegen.llama.binding import library_file
-from moereplay.tracegen.llama.file import is_named, opened
 from moereplay.tracegen.llama.process import Engine
-from moereplay.tracegen.llama.record import NO_LOOK_AHEAD, Way, loaded, processors
+from moereplay.tracegen.llama.record import NO_LOOK_AHEAD, Way, is_named, loaded, opened, processors
 from moereplay.tracegen.llama.record import record as record_gguf
 from moereplay.tracegen.plan import Decoding, Plan, drafting_of, refuse_taken
 from moereplay.tracegen.tokens import Room, Work, encode, windows

@@ -41,7 +41,7 @@ from moereplay.traces.store import open_trace
 from moereplay.traces.texts import counted, typed
 
 if TYPE_CHECKING:
-    from moereplay.analysis.timeline_moves import Machine
+    from moereplay.analysis.timeline import Machine
 
 
 class Printed(NamedTuple):
@@ -296,7 +296,7 @@ def _shown(passes: int, first: int, many: int) -> range:
 
 def _machine(ready: Plan) -> Machine:
     """Describe the machine, which the event log does not contain."""
-    from moereplay.analysis.timeline_moves import Machine
+    from moereplay.analysis.timeline import Machine
 
     platform, config = ready.machine, ready.config
     below = [*(tier.name for tier in platform.tiers), platform.slow_tier]

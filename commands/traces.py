@@ -21,8 +21,7 @@ from moereplay.traces.combine import appended, merged, taken
 from moereplay.traces.dense import with_stored
 from moereplay.traces.geometry import as_known
 from moereplay.traces.importers.contract import dense_line
-from moereplay.traces.library.index import folder_of, library_of
-from moereplay.traces.library.publish import fetch, publish
+from moereplay.traces.library import fetch, folder_of, library_of, publish
 from moereplay.traces.routing import RoutingModel, named
 from moereplay.traces.schema import Geometry
 from moereplay.traces.selection import drawn, listed, profile, spaced
@@ -183,8 +182,6 @@ def traces_append(
     for array in left_out:
         say(f"left out: {array}")
     say_made(trace, grown)
-    if trace.with_name(f"{trace.name}.derived").exists():
-        say(f"note: {trace}.derived belongs to the shorter trace and can be removed")
 
 
 # -- inspect

@@ -25,9 +25,8 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.llama.binding import library_file
-from moereplay.tracegen.llama.file import GgufModel, opened
 from moereplay.tracegen.llama.process import cache_runs, requests_of
-from moereplay.tracegen.llama.record import processors
+from moereplay.tracegen.llama.record import GgufModel, opened, processors
 from moereplay.traces.documents import content
 from moereplay.traces.files import write_whole
 from moereplay.traces.schema import Trace
@@ -141,7 +140,8 @@ def _of_file(trace: Trace, file: GgufModel) -> Trace:
 
 def _append(found: Verified, to: Reported) -> None:
     """Append the rows, below the heading if the file is new. Raises ConfigError for another kind of file."""
-    from moereplay.calibration.comparison import as_records
+    from moereplay.calibration.verify import as_records
+    from moereplay.simulator.errors import ConfigError
 
     assert to.row
     heading, _, lines = csv(as_records(found.records(to.device))).partition("\n")

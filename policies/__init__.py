@@ -1,11 +1,16 @@
-"""One file per policy, four kinds. Adding one is a file in its kind's folder and its name here."""
+"""One file per policy, four kinds. Adding one is a file in its kind's folder and its name here.
+
+An installed package adds one by an entry point `kind.name` of the group `moereplay.policies`.
+"""
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import Any
 
 from moereplay.policies.errors import PolicyError
+from moereplay.traces.plugins import plugins
 from moereplay.traces.texts import hint
 
 if __name__ != "moereplay.policies":
@@ -73,6 +78,8 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 #: User policies by kind and name: `policies/files.py` registers them in this process.
 REGISTERED: dict[str, dict[str, Any]] = {kind: {} for kind in NAMES}
+GROUP = "moereplay.policies"
+LOG = logging.getLogger(__name__)
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -80,22 +87,38 @@ def names(kind: str) -> tuple[str, ...]:
     return (*NAMES[kind], *REGISTERED[kind])
 
 
+def all_names(kind: str) -> tuple[str, ...]:
+    """Return the names of a kind's policies, with those of installed packages."""
+    installed = (name.partition(".") for name in plugins(GROUP))
+    return tuple(dict.fromkeys((*names(kind), *(name for of, _, name in installed if of == kind))))
+
+
 def load(kind: str, name: str) -> Any:
     """Return the policy of that kind and name. Raises PolicyError, suggesting the nearest name."""
     if name not in names(kind):
-        raise PolicyError(f"unknown {kind} policy {name!r}: {hint(name, names(kind))}")
+        point = plugins(GROUP).get(f"{kind}.{name}")
+        if point is None:
+            raise PolicyError(f"unknown {kind} policy {name!r}: {hint(name, all_names(kind))}")
+        import_module("moereplay.policies.files").register_installed(point)
     return REGISTERED[kind].get(name) or import_module(f"moereplay.policies.{kind}.{name}").POLICY
 
 
 def catalogue() -> list[Any]:
-    """Return every policy, kind by kind."""
-    return [load(kind, name) for kind in NAMES for name in names(kind)]
+    """Return every policy, kind by kind, without those of installed packages that cannot be used."""
+    policies = []
+    for kind in NAMES:
+        for name in all_names(kind):
+            try:
+                policies.append(load(kind, name))
+            except PolicyError as error:
+                LOG.warning("%s", error)
+    return policies
 
 
 def named(name: str) -> list[Any]:
     """Return the policies of that name, of any kind. Raises PolicyError, suggesting the nearest name."""
-    found = [load(kind, name) for kind in NAMES if name in names(kind)]
+    found = [load(kind, name) for kind in NAMES if name in all_names(kind)]
     if not found:
-        every = [known for kind in NAMES for known in names(kind)]
+        every = [known for kind in NAMES for known in all_names(kind)]
         raise PolicyError(f"unknown policy {name!r}: {hint(name, every)}")
     return found

@@ -1,5 +1,6 @@
 """User policies: register a file in the form of `policies/<kind>/*.py` in the catalogue of this process.
 
+A policy of an installed package is registered as the file of its module.
 The file is code that its user chose to run. It is read once, so that the hashed bytes are those that run, here and
 in worker processes. Files that it imports are not hashed.
 """
@@ -14,14 +15,19 @@ import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moereplay import policies
 from moereplay.policies.contract import Policy, PolicyError
 from moereplay.policies.declaration import check
+from moereplay.traces.plugins import using
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 VERSION_DIGITS = 12
 MOST_BYTES = 1 << 20  #: of a file
@@ -37,6 +43,18 @@ def register(path: Path) -> Policy:
     """
     before = _by_version().get(_version(_contents.get(str(path), b"")))
     return before or _register(str(path), _content(path))
+
+
+def register_installed(point: EntryPoint) -> None:
+    """Add the policy of an entry point `kind.name = package.module:POLICY`. Raises PolicyError."""
+    with using(point, PolicyError):
+        spec = find_spec(point.module)
+        if spec is None or spec.origin is None or point.attr != "POLICY":
+            raise PolicyError(f"invalid entry point {point.value!r}: expected package.module:POLICY")
+        policy = register(Path(spec.origin))
+        if f"{policy.kind}.{policy.name}" != point.name:
+            del policies.REGISTERED[policy.kind][policy.name]
+            raise PolicyError(f"{spec.origin} has the {policy.kind} policy {policy.name!r}")
 
 
 def registered() -> list[tuple[str, bytes]]:

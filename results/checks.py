@@ -6,7 +6,6 @@ kind of check
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +14,8 @@ from pydantic import ValidationError
 
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Result, values_of
-from moereplay.traces.documents import DocumentError, Frozen, content, from_json, json_text
+from moereplay.traces.documents import DocumentError, Frozen, canonical_digest, content, from_json, json_text
 from moereplay.traces.files import write_whole
-from moereplay.traces.schema import canonical
 from moereplay.traces.units import MS
 
 FOLDER = "checks"
@@ -90,14 +88,14 @@ def side_of(result: Result, tokens: int) -> Side:
 
 def path_of(folder: Path, identity: str, how: How) -> Path:
     """Return the file of a check, in the folder of its sweep."""
-    return folder / FOLDER / f"{identity}-{hashlib.sha256(canonical(how.model_dump())).hexdigest()[:8]}.json"
+    return folder / FOLDER / f"{identity}-{canonical_digest(how.model_dump())[:8]}.json"
 
 
 def write(folder: Path, check: Check) -> None:
     """Write the file atomically. Raises ResultError."""
     path, document = path_of(folder, check.identity, check.how), check.model_dump(mode="json")
     try:
-        write_whole(path, (json_text(document | {"sha256": _digest(document)}, indent=1) + "\n").encode())
+        write_whole(path, (json_text(document | {"sha256": canonical_digest(document)}, indent=1) + "\n").encode())
     except OSError as error:
         said = f"{error.strerror}; the checks before it stay, make room and run it again"
         raise ResultError(f"cannot write {path}: {said}") from None
@@ -112,7 +110,7 @@ def _read(path: Path) -> Check:
     try:
         document = from_json(content(path))
         digest = document.pop("sha256")
-        if digest != _digest(document):
+        if digest != canonical_digest(document):
             raise ValueError("its content was changed")
         if document["checks_version"] > VERSION:
             raise ResultError(f"{path} has version {document['checks_version']}; upgrade moereplay to read it")
@@ -122,7 +120,3 @@ def _read(path: Path) -> Check:
         raise ResultError(
             f"invalid check {path} ({said}): expected a file written by a check; remove it and run the checks again"
         ) from None
-
-
-def _digest(document: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(document)).hexdigest()

@@ -84,7 +84,12 @@ def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int | None
 
 def write_events(path: Path, events: Sequence[Event]) -> None:
     """Write the event log as Parquet, or as CSV if the name ends in .csv. Raises ResultError."""
-    frame = pl.DataFrame([vars(event) for event in events], schema=_event_schema(), orient="row")
+    words = ("kind", "cause")
+    frame = pl.DataFrame(
+        [vars(event) for event in events],
+        schema={name: pl.String if name in words else pl.Int64 for name in Event.__dataclass_fields__},
+        orient="row",
+    )
     write_frame(frame.rename({"step_pass": "pass"}), path)
 
 
@@ -112,8 +117,3 @@ def parquet(frame: pl.DataFrame) -> bytes:
     file = io.BytesIO()
     frame.write_parquet(file, metadata={FILE_DIGEST: NO_DIGEST})
     return with_file_digest(file.getvalue())
-
-
-def _event_schema() -> dict[str, pl.DataType | type[pl.DataType]]:
-    words = ("kind", "cause")
-    return {name: pl.String if name in words else pl.Int64 for name in Event.__dataclass_fields__}

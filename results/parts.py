@@ -25,8 +25,7 @@ from moereplay.results.counters import heading_of
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Result, Row, prefill_times, request_times
 from moereplay.results.schema import FACTS, IN_FULL, ORDER, table_schemas, with_settings
-from moereplay.traces.documents import content, from_json, json_text
-from moereplay.traces.schema import canonical
+from moereplay.traces.documents import canonical_digest, content, from_json, json_text
 
 SWEEP_VERSION = 1  #: of the tables' columns
 TABLES = ("configurations", "layers", "requests", "bounds")
@@ -158,7 +157,7 @@ def _name_of(holds: Mapping[str, Sequence[str]], digests: Mapping[str, str]) -> 
 
 
 def _digest_of(provenance: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical({name: provenance[name] for name in provenance if name != "digest"})).hexdigest()
+    return canonical_digest({name: provenance[name] for name in provenance if name != "digest"})
 
 
 def _document(data: bytes, where: Path | str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import polars as pl
 from moereplay.results.counters import COUNTERS, REQUEST_TIMES, WATTS, Rows
 from moereplay.results.errors import ResultError
 from moereplay.results.settings import older, setting_kinds
-from moereplay.traces.schema import canonical
+from moereplay.traces.documents import canonical_digest
 
 Columns = dict[str, Any]  #: name -> what polars takes for a type
 
@@ -227,7 +227,7 @@ NO_DIGEST = "0" * 64
 def row_digest(row: Mapping[str, Any]) -> str:
     """Return sha256 of a stored row without its digest: polars checks no page of a Parquet file that it reads."""
     content = {name: value for name, value in row.items() if name != "digest"}
-    return hashlib.sha256(canonical(content)).hexdigest()
+    return canonical_digest(content)
 
 
 def with_file_digest(data: bytes) -> bytes:

@@ -123,12 +123,6 @@ def figures(rows: Sequence[Row], level: Level | None = None) -> dict[str, float 
     return found
 
 
-def in_system(rows: Sequence[Row]) -> float | None:
-    """Return the mean number of requests that wait or run, from the first arrival to the last end."""
-    span = max(row["end_ns"] for row in rows) - min(row["arrival_ns"] for row in rows)
-    return sum(map(e2e_ns, rows)) / span if span else None
-
-
 def _ms(ns: int | Fraction | None) -> float | None:
     return None if ns is None else float(ns / Fraction(MS))
 

@@ -21,7 +21,7 @@ from moereplay.policies.grammar import Chosen
 from moereplay.results.serving import LISTED, shortened
 from moereplay.simulator.errors import LATEST_NS, ConfigError
 from moereplay.simulator.rates import NS
-from moereplay.simulator.source import Idle, Pass, Row, TraceGates, TraceSource
+from moereplay.simulator.source import Idle, Pass, Row, TraceGates
 from moereplay.traces.documents import DocumentError, content, from_json
 from moereplay.traces.drafts import uniform
 from moereplay.traces.passes import Slots, schedule, slots_of
@@ -99,14 +99,9 @@ def _poisson(rate: float, seed: int, requests: int) -> Iterable[float]:
 @lru_cache(maxsize=2)
 def _logarithms(seed: int, requests: int) -> list[float]:
     """Return ln(1 - u) of each request: a search for a rate draws the same for every rate."""
-    return [_ln(1 - each) for each in uniform(seed + ADDED, np.arange(requests)).tolist()]
-
-
-def _ln(number: float) -> float:
-    """Return the natural logarithm, correctly rounded: that of `math` is another on some machines."""
-    with localcontext() as precise:
+    with localcontext() as precise:  # correctly rounded: the logarithm of `math` is another on some machines
         precise.prec = PRECISE
-        return float(Decimal(number).ln())
+        return [float(Decimal(1 - each).ln()) for each in uniform(seed + ADDED, np.arange(requests)).tolist()]
 
 
 def _checked(text: str, seconds: Iterable[Fraction]) -> tuple[int, ...]:
@@ -166,17 +161,3 @@ class ShareSource(TraceGates):
     def passes(self) -> Iterator[Pass]:
         """Yield the shares of every request, in trace order."""
         return (Pass.planned(index, self._plan) for index in range(len(self._plan)))
-
-
-def source_of_trace(
-    trace: Trace,
-    passes: str,
-    arriving: int,
-    prefetch: Chosen[Prefetch],
-    needs: frozenset[str],
-    look: tuple[str, int] = ("recorded", 0),
-) -> ShareSource | TraceSource:
-    """Return the demand of a trace; `arriving`: so many requests arrive over time, 0 if all are there at the start."""
-    if arriving:
-        return ShareSource(trace, passes, arriving, prefetch, needs, look)
-    return TraceSource(trace, passes, prefetch, needs, look)

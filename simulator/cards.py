@@ -191,7 +191,7 @@ def _plain(name: str) -> str:
 
 
 def markdown() -> str:
-    """Return the table of docs/platforms.md."""
+    """Return the table of docs/cards.md."""
     listed = [each.row() for each in cards().values()]
     heading = list(listed[0])[:-1]
     lines = [heading, ["---"] * len(heading)]

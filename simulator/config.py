@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -178,20 +179,14 @@ class ReplayConfig(Frozen):
         Settings that are newer than the first result format count only if they differ from their default. Raises
         ConfigError if the platform cannot be read.
         """
-        settings = self._fitted(demand.geometry.expert_bits).spelled_out() | {
-            "platform": platform(self.platform).figures()
-        }
+        fitted = self
+        with suppress(PolicyError):  # a configuration that is rejected has no results: keep it as it was written
+            fitted = self.stored_at(demand.geometry.expert_bits)
+        settings = fitted.spelled_out() | {"platform": platform(self.platform).figures()}
         newer = {name for name, default in older().items() if getattr(self, name) == default}
         counted = {name: value for name, value in settings.items() if name not in newer}
         document = [SEMANTICS_VERSION, demand.digest, counted]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
-
-    def _fitted(self, bits: float) -> ReplayConfig:
-        """Apply `stored_at`; keep a configuration that it rejects, which has no results, as it was written."""
-        try:
-            return self.stored_at(bits)
-        except PolicyError:
-            return self
 
 
 @dataclass(frozen=True)
@@ -209,6 +204,11 @@ class PolicySet:
         return replace(self, miss=Chosen(policy, dict(policy.priced(params, times.costs))))
 
     @property
+    def needs(self) -> frozenset[str]:
+        """Capabilities of a trace that the four use."""
+        return frozenset().union(*(getattr(self, kind).needs for kind in KINDS))
+
+    @property
     def reads(self) -> frozenset[str]:
         """Optional columns and arrays that any hook of the four may read."""
         return frozenset().union(*(getattr(self, kind).policy.may_read for kind in KINDS))
@@ -222,16 +222,13 @@ class PolicySet:
     @property
     def open_loop(self) -> bool:
         """True if these policies change inputs of the recorded logits."""
-        return self.changes_routing or self.miss.policy.changes_output or self._low_precision
+        miss = self.miss.policy
+        return self.changes_routing or miss.changes_output or bool(miss.bits(self.miss.params))
 
     @property
     def changes_routing(self) -> bool:
         """True if the demand may differ from the recorded one."""
         return self.routing.policy.choose is not None
-
-    @property
-    def _low_precision(self) -> bool:
-        return bool(self.miss.policy.bits(self.miss.params))
 
     def check(self, capabilities: frozenset[str], lookahead_depth: int) -> None:
         """Raises PolicyError naming the policy and the capability that the trace or live model lacks."""

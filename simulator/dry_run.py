@@ -21,7 +21,6 @@ from moereplay.simulator.arrivals import ALL
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, RunSpec
 from moereplay.simulator.reference import engine as reference
-from moereplay.simulator.source import TraceSource
 from moereplay.traces.schema import LOOKAHEAD, Request, Trace, memory_trace
 
 #: Demanded experts and tokens of the opening, summed over gates: under a second in Python.
@@ -33,7 +32,7 @@ _passed: set[tuple[object, ...]] = set()
 _trying = Lock()
 
 
-def dry_run(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
+def dry_run(trace: Trace, spec: RunSpec) -> None:
     """Replay an opening on both engines, once for all capacities and seeds.
 
     Raises PolicyError with file and line for a wrong result or a broken promise, and the error of a failing hook.
@@ -42,13 +41,10 @@ def dry_run(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
     case = (trace.digest, tuple(chosen.own), spec.config.model_copy(update={"capacity": "", "seed": 0}))
     with _trying:  # threads would only take turns in Python
         if case not in _passed:
-            _compare(opening(trace), _without_arrivals(replace(spec, log=False)), needs)
+            # all requests of the opening are there at the start: policies see no arrivals
+            config = spec.config.model_copy(update={"arrivals": ALL})
+            _compare(opening(trace), replace(spec, log=False, arrivals=(), config=config))
             _passed.add(case)
-
-
-def _without_arrivals(spec: RunSpec) -> RunSpec:
-    """Let all requests of the opening be there at the start: policies see no arrivals."""
-    return replace(spec, arrivals=(), config=spec.config.model_copy(update={"arrivals": ALL}))
 
 
 def opening(trace: Trace) -> Trace:
@@ -89,21 +85,18 @@ def _rows(trace: Trace, name: str, spans: Sequence[tuple[int, int]]) -> np.ndarr
     return np.concatenate([trace.read(name, first, last) for first, last in spans])
 
 
-def _compare(short: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
-    chosen = spec.chosen
-    found = difference(*end_states(short, replace(spec, pools=_tight(short, spec)), needs))
-    if found:
-        raise PolicyError(_disagreement(chosen, found))
+def _compare(short: Trace, spec: RunSpec) -> None:
+    first = difference(*end_states(short, replace(spec, pools=_tight(short, spec))))
+    if first:
+        raise PolicyError(_disagreement(spec.chosen, first))
 
 
-def end_states(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> tuple[EndState, EndState]:
+def end_states(trace: Trace, spec: RunSpec) -> tuple[EndState, EndState]:
     """Run the reference engine, then the compiled one. Raises PolicyError, and the error of a hook in the reference."""
     from moereplay.simulator.compiled import engine as compiled  # LLVM takes a moment to import
 
-    config, chosen = spec.config, spec.chosen
-    source = TraceSource(trace, config.schedule, chosen.prefetch, needs, (config.lookahead, config.seed))
-    expected = reference.run_with_state(source, spec)
-    with named_by_machine_code(chosen):
+    expected = reference.run_with_state(spec.source_of(trace), spec)
+    with named_by_machine_code(spec.chosen):
         return expected, compiled.run_with_state(trace, spec)
 
 
@@ -146,14 +139,10 @@ def difference(expected: EndState, found: EndState) -> str:
     if expected.residents != found.residents:
         return "other experts resident at the end"
     for kind, mine, other in zip(KINDS, expected.memories, found.memories, strict=True):
-        if not all(map(_same, mine, other)):
-            return f"another memory `own` of the {kind} policy"
+        for one, two in zip(map(np.asarray, mine), map(np.asarray, other), strict=True):
+            if (one.size or two.size) and not np.array_equal(one, two, equal_nan=one.dtype.kind == "f"):
+                return f"another memory `own` of the {kind} policy"
     return ""
-
-
-def _same(one: Any, other: Any) -> bool:
-    one, other = np.asarray(one), np.asarray(other)
-    return (one.size == other.size == 0) or np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
 def _disagreement(chosen: PolicySet, difference: str) -> str:
@@ -175,11 +164,9 @@ def _promises(policy: Policy) -> Iterator[str]:
     """Yield the declarations of a policy that engines rely on."""
     if isinstance(policy, Eviction):
         yield f"key_scope={policy.key_scope!r}" if isinstance(policy.key_scope, str) else "key_scope"
-        yield from (name for name in ("queue", "declines") if name in vars(policy) and _is_given(policy, name))
+        for name in ("queue", "declines"):
+            if name in vars(policy) and getattr(policy, name) is not type(policy).__dataclass_fields__[name].default:
+                yield name
     if isinstance(policy, Miss) and policy.fetches_all:
         yield "fetches_all"
     yield "reads everything" if policy.reads is None else f"reads {', '.join(sorted(policy.reads)) or 'nothing'}"
-
-
-def _is_given(policy: Policy, name: str) -> bool:
-    return getattr(policy, name) is not type(policy).__dataclass_fields__[name].default

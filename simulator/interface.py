@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from moereplay.policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction, PolicyError
+from moereplay.policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction
 from moereplay.policies.grammar import Chosen
 from moereplay.results.result import Event, Row
+from moereplay.simulator.arrivals import ShareSource
 from moereplay.simulator.capacity import Listed, room
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.source import Gates
+from moereplay.simulator.source import Gates, TraceSource
 from moereplay.simulator.times import Times
 from moereplay.traces.derived import read_only, shared
 from moereplay.traces.schema import Geometry, Trace
@@ -83,6 +84,13 @@ class RunSpec:
     def chosen(self) -> PolicySet:
         """The four policies, parsed once for the whole run."""
         return self.config.policy_set()
+
+    def source_of(self, trace: Trace) -> ShareSource | TraceSource:
+        """Return the demand of a trace as this run reads it."""
+        config, how = self.config, (self.chosen.prefetch, self.chosen.needs, (self.config.lookahead, self.config.seed))
+        if self.arrivals:
+            return ShareSource(trace, config.schedule, len(self.arrivals), *how)
+        return TraceSource(trace, config.schedule, *how)
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -262,9 +270,3 @@ def check_profile_is_read(configs: Sequence[ReplayConfig]) -> None:
     evictions = [config.policy_set().eviction for config in configs if config.profile]
     if evictions and not any(each.policy.profile(each.params) == GIVEN_PROFILE for each in evictions):
         raise ConfigError("--profile requires a policy that reads it, such as --eviction static:profile=given")
-
-
-def check_profile(config: ReplayConfig, eviction: Chosen[Eviction]) -> None:
-    """Raises PolicyError if the policy needs a profile that is not given."""
-    if eviction.policy.profile(eviction.params) == GIVEN_PROFILE and not config.profile:
-        raise PolicyError(f"missing profile: eviction {eviction.text()} requires --profile FILE")

@@ -125,7 +125,8 @@ class Platform(Sparse):
     def _reads_a_tier(cls, cpu: Roofline | Measured | None, others: ValidationInfo) -> Roofline | Measured | None:
         names = [tier.name for tier in others.data.get("tiers", ())]
         if cpu is not None and cpu.tier and names.count(cpu.tier) != 1:
-            raise ValueError(f"tier: expected the name of one row of [[tiers]], {_or_none(names)} (got {cpu.tier!r})")
+            known = f"of {', '.join(names)}" if names else "of which there are none"
+            raise ValueError(f"tier: expected the name of one row of [[tiers]], {known} (got {cpu.tier!r})")
         return cpu
 
     @model_validator(mode="after")
@@ -255,10 +256,6 @@ class Platform(Sparse):
             "latency us": _each([link.latency_ns / 1000 for link in self.wires]),
             "CPU": "yes" if self.cpu else "no",
         }
-
-
-def _or_none(names: Sequence[str]) -> str:
-    return f"of {', '.join(names)}" if names else "of which there are none"
 
 
 def _each(figures: Sequence[float]) -> float | str:

@@ -249,15 +249,11 @@ class Roofline(Sparse):
 
     def dense_ns(self, params: int, size: int, tokens: int, weights: str = "", share: float = 1) -> int:
         """Return the nanoseconds for `tokens` through dense weights, as `ns` does for an expert."""
-        return self._ns(params, size, tokens, self.dense_rate(weights), share)
+        return self._ns(params, size, tokens, self.dense_formats.get(weights, self.memory_bytes_per_s), share)
 
     def expert_rate(self, weights: str) -> float:
         """Return the memory rate, bytes/s, of routed experts in a format."""
         return self.formats.get(weights, self.expert_bytes_per_s or self.memory_bytes_per_s)
-
-    def dense_rate(self, weights: str) -> float:
-        """Return the memory rate, bytes/s, of dense weights in a format."""
-        return self.dense_formats.get(weights, self.memory_bytes_per_s)
 
     def _ns(self, params: int, size: int, tokens: int, rate: float, share: float) -> int:
         if params == 0 or tokens == 0:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from moereplay import policies
-from moereplay.policies.contract import PolicyError
+from moereplay.policies.contract import GIVEN_PROFILE, PolicyError
 from moereplay.results.counters import PHASES, facts
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
-from moereplay.simulator.arrivals import arrival_times, source_of_trace
+from moereplay.simulator.arrivals import arrival_times
 from moereplay.simulator.calibration import one_token_only, parts_of, unlike_passes
 from moereplay.simulator.capacity import Capacity, check_experts, cliff, parse_capacity, residents, sized, surplus
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, PolicySet, ReplayConfig, origin_of
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, Sharing, check_profile
+from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, Sharing
 from moereplay.simulator.platform import Measured, Peak, Platform, peak
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.source import Source
@@ -46,11 +46,6 @@ class Plan:
     resident: tuple[tuple[int, int], ...] = ()  #: (layer, expert) that are in the fast tier for good
     longest: int = 0  #: positions in the KV cache at most, if the platform asks for its peak; 0: unknown
     arrivals: tuple[int, ...] = ()  #: of each request, ns; empty if all are there at the start
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Capabilities that the four policies use."""
-        return frozenset().union(*(getattr(self.chosen, kind).needs for kind in KINDS))
 
     @property
     def warning(self) -> str | None:
@@ -91,9 +86,11 @@ class Plan:
         if of is None or not of.will_page:
             return None
         first, total = ("will page: ", f" are {of.total / GB:.4g} GB,") if of.stated else ("", " are")
+        each = self.machine.fault_ns
+        price = f"cost {each / 1000:g} us each here; no replay knows how many" if each else "no price counts"
         return (
             f"{first}{of.in_words}{total} more than the memory of {self.machine.name}, {of.memory_bytes / GB:.4g} GB: "
-            f"a real machine would fault pages, which {self._price_of_faults()}"
+            f"a real machine would fault pages, which {price}"
         )
 
     @property
@@ -102,10 +99,6 @@ class Plan:
         side = _side_bytes(self.chosen, self.layout.tiers)
         parts = {"the cache": self.capacity.total, "side buffers": side, "dense weights": self._times.dense.resident}
         return peak(self.machine, parts, self.layout.geometry.kv_held(self.longest))
-
-    def _price_of_faults(self) -> str:
-        each = self.machine.fault_ns
-        return f"cost {each / 1000:g} us each here; no replay knows how many" if each else "no price counts"
 
     def _unknown_cache(self) -> str | None:
         """Return a warning if reading the KV cache has a price, but its size is unknown."""
@@ -201,7 +194,8 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     homes = _homes_of_pools(config, machine, origin.geometry)
     sizes = tiers, reserved, origin.per_token, homes
     capacity = parse_capacity(config.capacity, origin.geometry, config.scope, *sizes)
-    check_profile(config, chosen.eviction)
+    if chosen.eviction.policy.profile(chosen.eviction.params) == GIVEN_PROFILE and not config.profile:
+        raise PolicyError(f"missing profile: eviction {chosen.eviction.text()} requires --profile FILE")
     check_experts("profile", config.profile, origin.geometry)
     check_experts("warm", config.warm, origin.geometry)
     lower = _lower_tiers(machine, origin.geometry, tiers, chosen)
@@ -224,6 +218,8 @@ def _homes_of_pools(config: ReplayConfig, machine: Platform, geometry: Geometry)
 def _check_charged(machine: Platform) -> None:
     """Raises ConfigError if a decision is charged to a policy that does not exist."""
     every = {name for kind in policies.NAMES for name in policies.names(kind)}
+    if not every.issuperset(machine.decisions.by_policy):
+        every.update(name for kind in policies.NAMES for name in policies.all_names(kind))
     for name in machine.decisions.by_policy:
         if name not in every:
             raise ConfigError(
@@ -253,15 +249,8 @@ def replay(
     check_engine(engine)
     ready = plan(trace, config, requests)
     if engine == "reference":
-        return replay_source(source_of(trace, ready), ready, log)
+        return replay_source(ready.spec(log).source_of(trace), ready, log)
     return report(_run_compiled(trace, ready, log, sharing), ready)
-
-
-def source_of(trace: Trace, ready: Plan) -> Source:
-    """Return the demand of a trace as a plan reads it."""
-    config = ready.config
-    look = (config.lookahead, config.seed)
-    return source_of_trace(trace, config.schedule, len(ready.arrivals), ready.chosen.prefetch, ready.needs, look)
 
 
 def _run_compiled(trace: Trace, ready: Plan, log: bool, sharing: Sharing | None) -> FinishedRun:
@@ -273,7 +262,7 @@ def _run_compiled(trace: Trace, ready: Plan, log: bool, sharing: Sharing | None)
         return compiled.run(trace, spec, sharing)
     from moereplay.simulator.dry_run import dry_run, named_by_machine_code
 
-    dry_run(trace, spec, ready.needs)
+    dry_run(trace, spec)
     with named_by_machine_code(ready.chosen):
         return compiled.run(trace, spec)
 

@@ -103,15 +103,11 @@ class _Stage:
             return
         self.act(self._decisions.landed(y, int(self._machine.env.now), activity.span.spent))
         if self._decisions.is_called_up and not self.resume_due:
-            self._schedule_resume()
+            self.resume_due = True  # in an event of this time, after everything that lands now
+            wakeup = Wakeup(self._machine.env)
+            wakeup.callbacks.append(self._resume)
+            wakeup.ring()
 
-    def _schedule_resume(self) -> None:
-        """Resume compute in an event of this time, after everything that lands now."""
-        self.resume_due = True
-        wakeup = Wakeup(self._machine.env)
-        wakeup.callbacks.append(lambda _: self._resume())
-        wakeup.ring()
-
-    def _resume(self) -> None:
+    def _resume(self, _: object) -> None:
         self.resume_due = False
         self.act(self._decisions.resumed(int(self._machine.env.now)))

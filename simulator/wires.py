@@ -69,7 +69,10 @@ class Wire(Sparse):
 
     def wire_ns(self, size: int, share: float = 1) -> int:
         """Return the nanoseconds on the wire, without latency, rounded up; `share` of its rate is left to the link."""
-        rates = [self._rate(size), *([] if self.lane_bytes_per_s is None else [self._lanes()])]
+        rates = [self._rate(size)]
+        if self.lane_bytes_per_s is not None:
+            top, bottom = _ratio(self.lane_bytes_per_s or inf)
+            rates.append((self.depth * top, bottom))
         left = exact(share)
         whole = [top * left.numerator // (bottom * left.denominator) for top, bottom in rates if bottom]
         return ceiling(size * NS, max(1, min(whole))) if whole else 0
@@ -77,10 +80,6 @@ class Wire(Sparse):
     def _rate(self, size: int) -> tuple[int, int]:
         """Return bytes per second as a ratio for an expert of `size` bytes; an infinite rate has denominator 0."""
         return curve(self.by_size).at(size, self.reads) if self.by_size else _ratio(self.bytes_per_s)
-
-    def _lanes(self) -> tuple[int, int]:
-        top, bottom = _ratio(self.lane_bytes_per_s or inf)
-        return self.depth * top, bottom
 
 
 class Link(Wire):

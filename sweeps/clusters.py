@@ -249,9 +249,11 @@ def _probe(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
     except (OSError, ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"cannot reach a Ray cluster at {address!r}: {error}; start one with: ray start --head"
-        ) from None
+        raise _unreachable(address, str(error)) from None
+
+
+def _unreachable(address: str, why: str) -> ConfigError:
+    return ConfigError(f"cannot reach a Ray cluster at {address!r}: {why}; start one with: ray start --head")
 
 
 @contextmanager
@@ -279,8 +281,5 @@ def _started(address: str, workers: int) -> Any:
         with _interrupts():
             run_interruptibly(connect)  # in a thread: Ray waits minutes for a head that does not answer
     except (ConnectionError, RuntimeError, ValueError) as error:
-        message = str(error).splitlines()[0]
-        raise ConfigError(
-            f"cannot reach a Ray cluster at {address!r}: {message}; start one with: ray start --head"
-        ) from None
+        raise _unreachable(address, str(error).splitlines()[0]) from None
     return ray

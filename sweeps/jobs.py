@@ -117,7 +117,8 @@ def jobs_of(traces: Sequence[Trace], configs: Sequence[ReplayConfig], bounded: b
                 refusals.append(Refusal(job, reason))
             jobs.setdefault(job.key, job)
             if bounded and bound is not None:
-                counting = _counting(trace, config, bound)
+                identity = bound.identity(trace)
+                counting = Job("bound", identity, identity, *_where(trace), config, accesses_of(trace), bound)
                 jobs.setdefault(counting.key, counting)
     return sorted(jobs.values(), key=lambda job: job.kind == "bound"), refusals
 
@@ -131,12 +132,6 @@ def _job(trace: Trace, config: ReplayConfig, bound: Bound | None) -> Job:
     by = None if bound is None else bound.identity(trace)
     of = (config.identity(trace), by, *_where(trace), config, _work(trace, config))
     return Job("configuration", *of, shares=_shares(trace, config))
-
-
-def _counting(trace: Trace, config: ReplayConfig, bound: Bound) -> Job:
-    """Return the count that bounds a configuration and others like it."""
-    identity = bound.identity(trace)
-    return Job("bound", identity, identity, *_where(trace), config, accesses_of(trace), bound)
 
 
 def _shares(trace: Trace, config: ReplayConfig) -> str:
@@ -233,9 +228,9 @@ def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) 
         result, error = _attempt(job, batch, sharing if job.shares and often[job.shares] > 1 else None)
         for table, rows in rows_of(job, result, error, batch.requests).items():
             tables.setdefault(table, []).extend(rows)
-        headline = _headline(job, time.perf_counter() - start, result, error)
-        foresees = knows(job.config.model_dump())
-        headlines.append(headline._replace(shared=sharing.taken > before, foresees=foresees))
+        figures, taken = searched(result) if isinstance(result, Result) else {}, sharing.taken > before
+        seconds, foresees = time.perf_counter() - start, knows(job.config.model_dump())
+        headlines.append(Headline(job.key, seconds, error, figures, taken, foresees))
     files = {table: to_parquet(table, rows) for table, rows in tables.items() if rows}
     return Computed(Part(files, _holds(batch, headlines)), headlines)
 
@@ -276,10 +271,6 @@ def _holds(batch: Batch, headlines: list[Headline]) -> dict[str, list[str]]:
     if batch.requests and "configuration" in holds:
         holds["requests"] = holds["configuration"]
     return {what: sorted(identities) for what, identities in holds.items()}
-
-
-def _headline(job: Job, seconds: float, result: Result | Counted | None, error: str | None) -> Headline:
-    return Headline(job.key, seconds, error, searched(result) if isinstance(result, Result) else {})
 
 
 # -- Rows of a part: of a result, a count or an error

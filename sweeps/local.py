@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection as connections
 from multiprocessing.connection import Connection
@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.jobs import Batch, Headline, Job, compute
-from moereplay.sweeps.processes import ending, started
+from moereplay.sweeps.processes import ending, restored_environment, started
 from moereplay.sweeps.run import Event, Lost, Stored, Unwritable
 from moereplay.sweeps.store import Place
 
@@ -100,7 +100,8 @@ class LocalExecutor:
         return [worker.process.pid for worker in self._workers if worker.process.pid]
 
     def _start(self, threads: int) -> Worker:
-        with _one_thread():
+        with restored_environment(*ONE_THREAD):
+            os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
             return Worker(*started(work, threads, self._out, self._provenance), threads)
 
     def _received(self, worker: Worker) -> list[Event]:
@@ -143,21 +144,6 @@ class LocalExecutor:
         if not worker.alone:
             self._workers.append(self._start(worker.threads))
         return [Lost(batch, worker.in_progress(batch), ending(worker.process)) for batch in worker.batches.values()]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Set the thread limits of libraries in the environment of processes that start here."""
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 # -- Inside a worker process: threads run batches and store their parts. It ends when its driver does

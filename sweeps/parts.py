@@ -166,7 +166,7 @@ def _holds(tables: dict[str, pl.DataFrame]) -> dict[str, list[str]]:
 def _provenance(sources: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return each distinct provenance of the parts once."""
     of_the_part = ("holds", "sha256", "digest")
-    own = [{name: value for name, value in each.items() if name not in of_the_part} for each in sources]
+    own = [{name: value for name, value in source.items() if name not in of_the_part} for source in sources]
     texts = sorted({json_text(each, sort_keys=True) for each in own})
     return {"sweep_version": SWEEP_VERSION, "merged": [json.loads(text) for text in texts]}
 

@@ -80,7 +80,11 @@ def _check_names(where: str, settings: Settings) -> None:
 def _each(name: str, settings: Settings) -> Iterable[tuple[str, ReplayConfig]]:
     if empty := [key for key, value in settings.items() if value == []]:
         raise ConfigError(f"policy set {name}: the list of {empty[0]} is empty: add entries, or remove the line")
-    lists = {key: _comma_list(value) for key, value in settings.items() if key in LISTED}
+    lists = {
+        key: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in settings.items()
+        if key in LISTED
+    }
     fixed = {key: value for key, value in settings.items() if key not in LISTED}
     try:
         configs = expand(lists, fixed)
@@ -89,10 +93,6 @@ def _each(name: str, settings: Settings) -> Iterable[tuple[str, ReplayConfig]]:
     varying = [key for key, text in lists.items() if "," in text]
     for config in configs:
         yield " ".join([name, *(f"{key}={getattr(config, key)}" for key in varying)]), config
-
-
-def _comma_list(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 # -- Studies of a model's sensitivity (`studies.toml`), and values that depend on the model

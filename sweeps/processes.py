@@ -44,11 +44,9 @@ def find_own_packages() -> dict[str, str]:
 
 
 @contextmanager
-def _own_packages_first() -> Iterator[None]:
-    """Give processes that start inside the environment of `find_own_packages`, and restore this one's afterwards."""
-    names = ("PYTHONSAFEPATH", "PYTHONPATH")
+def restored_environment(*names: str) -> Iterator[None]:
+    """Restore these environment variables afterwards: processes that start inside have what is set there."""
     before = {name: os.environ.get(name) for name in names}
-    find_own_packages()
     try:
         yield
     finally:
@@ -67,7 +65,8 @@ def started(work: Callable[..., None], *arguments: Any) -> Worker:
     ours, theirs = get_context("spawn").Pipe()  # spawn, not fork: polars and zarr run threads
     process = get_context("spawn").Process(target=work, args=(theirs, *arguments), daemon=True)
     try:
-        with _without_interrupts(), _own_packages_first():
+        with _without_interrupts(), restored_environment("PYTHONSAFEPATH", "PYTHONPATH"):
+            find_own_packages()
             process.start()
     except BaseException:
         if process.pid is not None:

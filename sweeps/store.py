@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from moereplay.results.parts import PARTS, PROVENANCE, Part, StoredPart, check_table, parsed, stored_parts
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import extra
-from moereplay.traces.files import is_abandoned, refuse_inside_trace, scratch_name
+from moereplay.traces.files import is_abandoned, refuse_inside_trace, scratch_name, temporary, user_cache
 from moereplay.traces.texts import without_password
 
 #: A mistyped address fails within seconds; computed results are worth waiting minutes for the network.
@@ -41,11 +40,6 @@ MISSING = ("404 Not Found", "No such file or directory")
 def is_url(text: str) -> bool:
     """Return whether a text is a URL."""
     return "://" in text
-
-
-def cache_folder() -> Path:
-    """Return the user's cache folder of this program."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moereplay"
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ def fetched(url: str) -> Path:
     if name in ("", ".", ".."):
         said = without_password(url)
         raise ConfigError(f"invalid trace URL {said!r}: expected an address such as s3://bucket/NAME.zarr")
-    final = cache_folder() / "fetched" / sha256(url.encode()).hexdigest()[:16] / name
+    final = (user_cache() or temporary()) / "fetched" / sha256(url.encode()).hexdigest()[:16] / name
     if final.exists():
         return final
     scratch = final.with_name(f"{final.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -342,7 +336,8 @@ class Bucket:
 
     def local(self) -> Path:
         """Return a folder in the user's cache with the parts listed now; cached parts are not fetched again."""
-        kept = Folder(cache_folder() / "parts" / hashlib.sha256(self.objects.url.encode()).hexdigest()[:16])
+        name = sha256(self.objects.url.encode()).hexdigest()[:16]
+        kept = Folder((user_cache() or temporary()) / "parts" / name)
         listed, here = self._listed(), set(kept.names())
         if not listed:
             raise ConfigError(f"no parts in {self}; make some with: moereplay sweep run FILE --out {self}")

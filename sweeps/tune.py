@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import deque
@@ -24,9 +23,9 @@ from moereplay.sweeps.grid import check_count
 from moereplay.sweeps.jobs import Job, job_of
 from moereplay.sweeps.run import Dispatcher, Executor
 from moereplay.sweeps.store import Folder
-from moereplay.traces.documents import json_text
+from moereplay.traces.documents import canonical_digest, json_text
 from moereplay.traces.lock import lock, open_in_place
-from moereplay.traces.schema import Trace, canonical
+from moereplay.traces.schema import Trace
 from moereplay.traces.texts import hint, typed
 
 JOURNAL = "tune.journal"
@@ -106,9 +105,9 @@ def tried(search: Search, out: Path) -> list[Job]:
     """Return the replays of every trial in the journal that has values, in the order of the trials, each once."""
     across = axes(search.experiment, search.file)
     with open_journal(out / JOURNAL) as journal:
-        drawn = [each for trials in journal.rounds(identity(search)) for each in trials]
+        drawn = [trial for trials in journal.rounds(identity(search)) for trial in trials]
     settings = [_settings(across, each.params) for each in drawn if each.values is not None]
-    return list(dict.fromkeys(job for each in settings for job in _jobs(search, each)))
+    return list(dict.fromkeys(job for setting in settings for job in _jobs(search, setting)))
 
 
 def jobs_found(search: Search, found: Sequence[Found]) -> list[Job]:
@@ -121,7 +120,7 @@ def platforms_of(search: Search) -> set[str]:
     choices: list[Settings] = []
     for axis in axes(search.experiment, search.file):
         choices += [{axis.name: axis.ends.at(0.5)}] if isinstance(axis, Interval) else axis
-    deciding = [each for each in choices if {name.partition(".")[0] for name in each} & {"platform", "preset"}]
+    deciding = [choice for choice in choices if {name.partition(".")[0] for name in choice} & {"platform", "preset"}]
     return {configuration({**search.experiment.base, **each}).platform for each in deciding or [{}]}
 
 
@@ -132,8 +131,7 @@ def identity(search: Search) -> str:
     own = sorted(policy.label for given in policies.REGISTERED.values() for policy in given.values())
     earlier = {present: before for before, present in ALIASES.items()}  # journals of earlier versions go on
     objectives = [earlier.get(name, name) for name in search.objectives]
-    content = canonical([space, traces, objectives, search.sampler, search.seed, *own])
-    return hashlib.sha256(content).hexdigest()[:16]
+    return canonical_digest([space, traces, objectives, search.sampler, search.seed, *own])[:16]
 
 
 def suggested(across: Sequence[Choices], trial: Any) -> Settings:
@@ -167,7 +165,7 @@ def _values(search: Search, figures: Mapping[str, float]) -> list[float] | None:
 
 def _means(of_traces: Sequence[list[float] | None]) -> list[float] | None:
     """Average each objective over the traces; None without a trace, or if a trace lacks an objective."""
-    complete = [each for each in of_traces if each is not None]
+    complete = [of_trace for of_trace in of_traces if of_trace is not None]
     if not of_traces or len(complete) < len(of_traces):
         return None
     return [mean(column) for column in zip(*complete, strict=True)]
@@ -250,8 +248,8 @@ class Journal:
 
     def append(self, search: str, trials: Round) -> None:
         """Append a round. Raises ConfigError, with the file unchanged, if it cannot be written."""
-        line: dict[str, Any] = {"search": search, "trials": [each._asdict() for each in trials]}
-        data = json_text(line | {"sha256": _digest(line)}).encode() + b"\n"
+        line: dict[str, Any] = {"search": search, "trials": [trial._asdict() for trial in trials]}
+        data = json_text(line | {"sha256": canonical_digest(line)}).encode() + b"\n"
         end = os.lseek(self._handle, 0, os.SEEK_END)
         try:
             while data:
@@ -299,7 +297,7 @@ def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(line)
         digest = found.pop("sha256")
-        whole = digest == _digest(found)
+        whole = digest == canonical_digest(found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole, found = False, {}
     if not whole:
@@ -307,7 +305,3 @@ def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:
             f"{path}: line {number} is damaged or of an earlier version; remove the file to search from the beginning"
         )
     return found
-
-
-def _digest(line: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(line)).hexdigest()

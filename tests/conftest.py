@@ -17,12 +17,16 @@ from moereplay.simulator.compiled import engine as compiled
 from moereplay.simulator.jit.marks import IS_PYTHON
 from tests.kit import recordings
 from tests.kit.every import forget_policies
+from tests.kit.installed import installed  # noqa: F401  a fixture
 
 # Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / f"moereplay-bytecode-{os.getuid()}"))
 if sys.dont_write_bytecode:  # nor does collecting compile every test anew
     sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ["PYTHONPYCACHEPREFIX"]
+# What the tests derive from their traces goes with them.
+DERIVED = tempfile.TemporaryDirectory(prefix="moereplay-derived-")
+os.environ["MOEREPLAY_DERIVED"] = DERIVED.name
 # A remark is one line where no terminal says otherwise.
 os.environ.pop("COLUMNS", None)
 os.unsetenv("COLUMNS")  # readline, which pytest imports, sets it behind Python's back
@@ -41,6 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 #: Modules at the last freeze.
 imported = [0]
+
+
+def pytest_unconfigure() -> None:
+    """Remove what was derived."""
+    DERIVED.cleanup()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

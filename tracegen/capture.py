@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.families import Agreement, agree, spelled
 from moereplay.tracegen.modules import Call, MoeModules, Site, probe
-from moereplay.tracegen.routing import Agreement, agree, spelled
 from moereplay.traces.schema import Router
 
 
@@ -105,7 +105,10 @@ class Capture:
         last = len(seen) - distance
         return _rows(
             [
-                [each.lookahead[distance - 1] if site < last else torch.zeros_like(each.logits) for each in readings]
+                [
+                    reading.lookahead[distance - 1] if site < last else torch.zeros_like(reading.logits)
+                    for reading in readings
+                ]
                 for site, readings in enumerate(seen)
             ],
             torch.float32,
@@ -184,14 +187,14 @@ def _with_choice(output: tuple, site: Site, ids: Tensor, weights: Tensor) -> tup
 
 def _rows(parts: list[list[Tensor]], dtype: torch.dtype) -> np.ndarray:
     """Return (T, L, n) from tensors (T', n) per site and pass."""
-    sites = [torch.cat(each).to("cpu", dtype) for each in parts]
+    sites = [torch.cat(part).to("cpu", dtype) for part in parts]
     return torch.stack(sites, dim=1).numpy()
 
 
 # -- Check, before writing, that the recording matches the model: one short probe run, every layer.
 #
 # Bit for bit: the logits are the gate's matrix on its input, and again on the norm of the residual (look-ahead at depth
-# 0); the experts are given the gate's own ids and weights. By `tracegen/routing.py`, with ties and rounding counted:
+# 0); the experts are given the gate's own ids and weights. By `tracegen/families.py`, with ties and rounding counted:
 # choice and weights follow from the logits by `traces/routers.py`.
 
 TOKENS = 32
@@ -243,7 +246,7 @@ def _differences(site: Site, calls: dict[nn.Module, list[Call]]) -> Iterator[str
 
 def by_hand(site: Site, state: Tensor) -> Iterator[Tensor]:
     """Yield the gate's matrix (E, H), and its bias (E,) if any, applied to its input: in its precision and f32."""
-    matrix = next((each for each in site.gate.parameters() if each.ndim == 2), None)
+    matrix = next((parameter for parameter in site.gate.parameters() if parameter.ndim == 2), None)
     bias = getattr(site.gate, "bias", None)
     if matrix is None or matrix.shape[-1] != state.shape[-1]:
         return

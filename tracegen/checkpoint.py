@@ -70,7 +70,7 @@ def load(
         model = _loaded(folder, "model", lambda: _model(folder, extra))
     if "device_map" not in extra:
         model = _loaded(folder, f"model on {where}", lambda: model.to(where))
-    small = sum(each.nbytes for each in model.parameters()) < SMALL
+    small = sum(parameter.nbytes for parameter in model.parameters()) < SMALL
     torch.set_num_threads(threads or (1 if small else THREADS))
     called = str(model.dtype).removeprefix("torch.") + (f"+{quantise}" if quantise else "")
     return Loaded(model.eval(), tokenizer, folder.name, folder.revision, fingerprint(files), called)

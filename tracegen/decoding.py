@@ -137,6 +137,12 @@ def nll(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([cross_entropy(rows.float(), wanted, reduction="none") for rows, wanted in parts])
 
 
+def refuse_no_numbers(logits: Tensor) -> None:
+    """Raises RecordError for NaN."""
+    if torch.isnan(logits).any():
+        raise RecordError("the model's logits are not numbers (NaN); use --dtype bfloat16 or float32")
+
+
 class AfterEachPass:
     """Inside `with`, call `_after_pass` after each pass; the last row of logits is that of plain generate()."""
 
@@ -186,8 +192,7 @@ class Surprise(AfterEachPass):
         self._parts += [first, nll(logits[:-1], ids[1:])] if len(ids) > 1 else [first]
         last = logits[-1:].clone()  # a view would keep the whole prompt's logits alive
         self._next = last
-        if torch.isnan(last).any():
-            raise RecordError("the model's logits are not numbers (NaN); use --dtype bfloat16 or float32")
+        refuse_no_numbers(last)
 
 
 def last_row_as_if_alone(head: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:

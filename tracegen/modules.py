@@ -17,8 +17,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from moereplay.tracegen.decoding import input_device
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.routing import routing_of
+from moereplay.tracegen.families import routing_of
 from moereplay.traces.schema import Geometry
 
 PROBE_TOKENS = 32
@@ -166,7 +167,7 @@ def _site(place: Place, calls: Calls) -> Site:
     if norm is None:
         raise RecordError(f"layer {place.layer}: the input of {type(block).__name__} is not the output of one norm")
     _check_present(place, norm)
-    experts = next((each for each in block.modules() if _takes(calls.get(each, []), ids)), None)
+    experts = next((module for module in block.modules() if _takes(calls.get(module, []), ids)), None)
     if experts is None:
         raise RecordError(f"layer {place.layer}: no module of {type(block).__name__} receives the ids of its gate")
     return Site(place.layer, gate, place.gate.index, norm, experts, block, _extra(place, block, calls[gate][0]))
@@ -270,18 +271,13 @@ def probe(model: transformers.PreTrainedModel, tokens: int, beneath: Iterable[nn
     hooks = [module.register_forward_hook(keep, with_kwargs=True) for module in watched]
     try:
         with torch.inference_mode():
-            model(input_ids=random_tokens(model, tokens), use_cache=False)
+            vocabulary = len(next(model.get_input_embeddings().parameters()))
+            ids = torch.randint(0, vocabulary, (1, tokens), generator=torch.Generator().manual_seed(SEED))
+            model(input_ids=ids.to(input_device(model)), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
     return calls
-
-
-def random_tokens(model: transformers.PreTrainedModel, tokens: int) -> Tensor:
-    """Return seeded token ids (1, tokens) on the embedding's device, or on the CPU if it is offloaded."""
-    matrix = next(model.get_input_embeddings().parameters())
-    ids = torch.randint(0, len(matrix), (1, tokens), generator=torch.Generator().manual_seed(SEED))
-    return ids.to("cpu" if matrix.is_meta else matrix.device)
 
 
 # -- Sizes of a loaded model, as `traces/geometry.py` defines them, measured on its tensors.

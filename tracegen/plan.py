@@ -9,8 +9,9 @@ import numpy as np
 from pydantic import Field
 
 from moereplay.tracegen.errors import RecordError, require
+from moereplay.traces.dense import with_stored
 from moereplay.traces.lock import refuse_busy
-from moereplay.traces.schema import Frozen, TraceError
+from moereplay.traces.schema import Frozen, Geometry, TraceError
 from moereplay.traces.stored import partial_of
 from moereplay.traces.texts import counted, hint, whole
 from moereplay.traces.values import MOST_DRAFTS
@@ -86,6 +87,11 @@ class Plan(Frozen):
             return self.decoding.words
         one_by_one = f", the first {self.prompt_tokens} in one pass, the rest one by one" if self.prompt_tokens else ""
         return f"teacher-forced{one_by_one}"
+
+    def stated(self, geometry: Geometry, model: str) -> Geometry:
+        """Return a model's geometry with the dense weights and the matrices that the options state."""
+        geometry = with_stored(geometry, model, self.dense_bytes, self.dense_bits)
+        return geometry.model_copy(update={"matrices": self.matrices}) if self.matrices else geometry
 
 
 def seed_of(seed: int, request: int) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import io
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.tracegen.errors import RecordError, require
-from moereplay.traces.documents import DocumentError, content, from_json
-from moereplay.traces.schema import canonical
+from moereplay.traces.documents import DocumentError, canonical_digest, content, from_json
 
 MOST_BYTES = 1 << 28  #: of a file of prompts, unpacked: all of them are held at once
 
@@ -38,7 +36,7 @@ class Prompts(NamedTuple):
     @property
     def sha256(self) -> str:
         """sha256 of the texts, as canonical JSON of the list."""
-        return hashlib.sha256(canonical(list(self.texts))).hexdigest()
+        return canonical_digest(list(self.texts))
 
     def chosen(self, seed: int | None = None, limit: int | None = None) -> Prompts:
         """Return the prompts, shuffled if `seed` is given, then the first `limit`."""

@@ -6,13 +6,13 @@ requests. A damaged source ends the run, and the unfinished output is removed.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from moereplay.traces.documents import canonical_digest
 from moereplay.traces.pieces import Piece, pieces, same_bias
-from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Trace, TraceError, canonical, shown
+from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Trace, TraceError, shown
 from moereplay.traces.selection import runs
 from moereplay.traces.store import open_trace
 from moereplay.traces.stored import BIAS
@@ -66,7 +66,7 @@ def appended(path: str | Path, traces: Sequence[Trace]) -> tuple[Trace, list[str
 def content_digest(trace: Trace) -> str:
     """Return the sha256 over geometry, look-ahead and every array's sha256: equal however the trace was assembled."""
     header = trace.header.model_dump(mode="json", exclude={"provenance"})
-    return hashlib.sha256(canonical([header, dict(trace.array_digests)])).hexdigest()
+    return canonical_digest([header, dict(trace.array_digests)])
 
 
 def _copy(parts: Sequence[Part], names: Sequence[str], writer: TraceWriter) -> None:

@@ -7,6 +7,7 @@ than Python's stack, or hold an integer of more digits than Python prints.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -184,6 +185,11 @@ def _too_long() -> DocumentError:
 def canonical(document: object) -> bytes:
     """Return the canonical JSON of a document, for hashing."""
     return json_text(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def canonical_digest(document: object) -> str:
+    """Return the SHA-256 of a document's canonical JSON."""
+    return hashlib.sha256(canonical(document)).hexdigest()
 
 
 def package_version() -> str:
@@ -387,5 +393,5 @@ class Cached:
         return self._cache(context, lambda window: -(-(window + BATCH) // CELLS) * CELLS)
 
     def _cache(self, context: int, room: Callable[[int], int]) -> int:
-        beyond = sum(each.kv_bytes * max(0, context - room(each.positions)) for each in self.kv_windows)
+        beyond = sum(kv_window.kv_bytes * max(0, context - room(kv_window.positions)) for kv_window in self.kv_windows)
         return max(0, self.kv_bytes * context - beyond)

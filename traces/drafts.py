@@ -23,7 +23,7 @@ from moereplay.traces.values import Verified
 
 KNOWN, ACCEPTED, REJECTED = range(3)  #: kinds of rows: a token of the trace, a guess that was right, a wrong one
 Routed = Literal["other", "own", "recorded"]
-ROUTED: dict[str, Routed] = {each: each for each in get_args(Routed)}
+ROUTED: dict[str, Routed] = {name: name for name in get_args(Routed)}
 RECORDED = "recorded"
 OFF = "0"
 EXPECTED = (
@@ -76,7 +76,7 @@ class Drafts(NamedTuple):
 def parse_drafts(text: str) -> Drafts:
     """Return the drafts of a setting. Raises TraceError."""
     first, *others = text.split(":")
-    many, found = whole(first), {name: value for name, _, value in (each.partition("=") for each in others)}
+    many, found = whole(first), {name: value for name, _, value in (other.partition("=") for other in others)}
     recorded = first == RECORDED
     rejected = ROUTED.get(found.pop("rejected", RECORDED if recorded else "other"))
     chances = LIKELY if recorded or "accept" not in found else _chances(found.pop("accept"))
@@ -93,7 +93,7 @@ def _meant(first: str, others: Sequence[str]) -> str:
     """Return the first suggestion for a name that is misspelt, if there is one."""
     known = {"accept": HEADS, "rejected": ROUTED}
     named = [(first, {RECORDED: ""})]
-    for name, _, value in (each.partition("=") for each in others):
+    for name, _, value in (other.partition("=") for other in others):
         named += [(name, known), (value, known.get(name, {}))]
     return next(filter(None, (meant(each, names) for each, names in named)), "")
 

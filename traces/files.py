@@ -17,6 +17,7 @@ import socket
 import stat
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -51,13 +52,18 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Open a scratch folder that is renamed to `path`, which must not exist, at the end; an exception removes it."""
+def whole_folder(path: Path, synced: bool = True) -> Iterator[Path]:
+    """Open a scratch folder that is renamed to `path`, which must not exist, at the end; an exception removes it.
+
+    `synced`: its files are on the disk by then; False where their content is compared with digests anyway.
+    """
     with _beside(path) as scratch:
         scratch.mkdir()
         yield scratch
-        for file in scratch.rglob("*"):
-            _sync(file)
+        for file in scratch.rglob("*") if synced else ():
+            if file.is_file():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
         scratch.rename(path)
 
 
@@ -94,17 +100,11 @@ def _beside(path: Path) -> Iterator[Path]:
             yield scratch
         except BaseException:
             with suppress(OSError):  # a folder that cannot be accessed any more cannot be cleaned either
-                _remove(scratch)
+                remove(scratch)
             raise
 
 
-def _sync(path: Path) -> None:
-    if path.is_file():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
-
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a file or a folder, if it exists. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -133,7 +133,7 @@ def clear_abandoned(folder: Path) -> None:
     """Remove scratch files of killed processes. Cached, because a folder may hold very many results."""
     for left in folder.glob(f".*{SUFFIX}"):
         if is_abandoned(left.name.removesuffix(SUFFIX)):
-            _remove(left)
+            remove(left)
 
 
 def _is_alive(pid: int) -> bool:
@@ -169,7 +169,6 @@ def digest_of(files: Sequence[Path]) -> str:
 # -- Private folders: machine code and arrays in them are executed, or indexed by without a check
 
 PRIVATE = 0o700
-OTHERS = 0o077
 OTHERS_WRITE = 0o022
 
 
@@ -203,6 +202,15 @@ def private_folder(name: str) -> Path:
     return folder
 
 
+def forget_unused(home: Path, pattern: str, seconds: float) -> None:
+    """Delete what was not used for so long, by its time. A process that still uses it makes it again."""
+    oldest = time.time() - seconds
+    for path in home.glob(pattern):
+        with suppress(OSError):
+            if path.lstat().st_mtime < oldest:
+                remove(path)
+
+
 def user_cache() -> Path | None:
     """Return moereplay's folder in the user's cache, None for a user without a home."""
     try:
@@ -222,17 +230,6 @@ def temporary() -> Path:
     return next(found, None) or Path(tempfile.mkdtemp(prefix=f"{name}-"))
 
 
-def is_private(folder: Path) -> bool:
-    """Return True for a folder, not a link, that this user owns and no other may enter. Raises OSError."""
-    found = folder.lstat()
-    return _is_ours(found) and not (_has_owners() and found.st_mode & OTHERS)
-
-
-def is_mine(found: os.stat_result) -> bool:
-    """Return True if this user owns the file."""
-    return not _has_owners() or found.st_uid == os.getuid()
-
-
 def _keeps_its_folders(parent: Path) -> bool:
     """Return True if no other user can rename entries of `parent`; restrict a folder of this user first."""
     found = parent.stat()
@@ -245,7 +242,7 @@ def _keeps_its_folders(parent: Path) -> bool:
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    return stat.S_ISDIR(found.st_mode) and is_mine(found)
+    return stat.S_ISDIR(found.st_mode) and (not _has_owners() or found.st_uid == os.getuid())
 
 
 def _is_open(found: os.stat_result) -> bool:
@@ -281,19 +278,27 @@ def install_command(extra: str) -> str:
     In a clone it installs the clone with this extra. For a wheel it lists the packages themselves: moereplay is on no
     package index, so `pip install 'moereplay[...]'` would fail, or install another project of that name.
     """
-    try:
-        found = metadata.distribution(DISTRIBUTION)
-    except metadata.PackageNotFoundError:  # run from its folder
-        return _clone_command(Path(__file__).resolve().parents[1], extra)
-    clone = _clone_of(found)
-    if clone is not None:
-        return _clone_command(clone, extra)
-    return f"pip install {' '.join(quote(package) for package in _packages(found, extra))}"
-
-
-def _clone_command(clone: Path, extra: str) -> str:
+    clone = _clone()
+    if clone is None:
+        return f"pip install {' '.join(map(quote, _packages(metadata.distribution(DISTRIBUTION), extra)))}"
     place = "." if clone == Path.cwd() else str(clone)
     return f"pip install -e {quote(f'{place}[{extra}]')}"
+
+
+def install_contrib(folder: str) -> str:
+    """Return the command that installs the plug-ins of `contrib/FOLDER`: from the clone, else as a distribution."""
+    clone = _clone()
+    if clone is None:
+        return f"pip install {DISTRIBUTION}-{folder}"
+    return f"pip install {quote(str(Path('' if clone == Path.cwd() else clone, 'contrib', folder)))}"
+
+
+def _clone() -> Path | None:
+    """Return the folder of the clone that is installed or run from, None for a wheel."""
+    try:
+        return _clone_of(metadata.distribution(DISTRIBUTION))
+    except metadata.PackageNotFoundError:  # run from its folder
+        return Path(__file__).resolve().parents[1]
 
 
 def _clone_of(found: metadata.Distribution) -> Path | None:

@@ -62,7 +62,8 @@ def _taken(path: Path, partial: Path) -> int:
             if _is_at(descriptor, path):
                 return descriptor
         except BlockingIOError:
-            holder = _holder(descriptor)
+            written = os.read(descriptor, LONGEST_NAME).decode(errors="replace")
+            holder = written if written.isprintable() and written else "another process"
             os.close(descriptor)
             raise TraceError(f"{partial} is being written by {holder}; wait for it to finish, or stop it") from None
         except OSError:
@@ -123,11 +124,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _holder(descriptor: int) -> str:
-    written = os.read(descriptor, LONGEST_NAME).decode(errors="replace")
-    return written if written.isprintable() and written else "another process"
 
 
 def _release(descriptor: int, path: Path, owner: int) -> None:

@@ -17,8 +17,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from moereplay.traces.documents import Cached, Name, Notes, Public, Text, Window, canonical
+from moereplay.traces.documents import Cached, Name, Notes, Public, Text, Window, canonical_digest
 from moereplay.traces.documents import Frozen as Frozen
+from moereplay.traces.documents import canonical as canonical
 from moereplay.traces.texts import counted, shown, size
 from moereplay.traces.values import DRAFT, Verified, of_rejected, verified
 from moereplay.traces.values import LOOKAHEAD as LOOKAHEAD
@@ -391,7 +392,7 @@ def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarra
     content = {**arrays, "request_offsets": offsets, "prompt_lengths": prompts}
     content |= {} if router_bias is None else {"router_bias": router_bias}
     hashes = {name: hashlib.sha256(rows.tobytes()).hexdigest() for name, rows in content.items()}
-    digest = hashlib.sha256(canonical([header.model_dump(mode="json"), hashes])).hexdigest()
+    digest = canonical_digest([header.model_dump(mode="json"), hashes])
     rejected = {name: arrays.pop(f"{DRAFT}{name}") for name in of_rejected(arrays)}
     rejects = len(rejected.get("chosen", ()))
     return Trace(header, offsets, prompts, arrays, digest, router_bias=router_bias, rejects=rejects, rejected=rejected)

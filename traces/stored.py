@@ -26,7 +26,7 @@ from moereplay.traces.schema import (
     Geometry,
     Header,
     TraceError,
-    canonical,
+    canonical_digest,
     dtype_of,
     row_shape,
     shown,
@@ -120,7 +120,7 @@ def metadata_digest(path: Path, group: dict[str, Any]) -> str:
     attributes = {key: value for key, value in group["attributes"].items() if key != "digest"}
     nodes = {name for array in attributes["arrays"] for name in (array, array.rpartition("/")[0]) if name}
     documents = {name: document_of(path, f"{name}/zarr.json") | {"shape": None} for name in nodes}
-    return hashlib.sha256(canonical([group | {"attributes": attributes}, documents])).hexdigest()
+    return canonical_digest([group | {"attributes": attributes}, documents])
 
 
 def layout(name: str, geometry: Geometry) -> tuple[str, tuple[int, ...]]:

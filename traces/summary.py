@@ -75,7 +75,8 @@ def summarise(trace: Trace) -> Summary:
         # one token more in front, so that reuse is counted across the border of two blocks
         rows = trace.read("chosen", max(start - 1, first), stop)
         chosen = rows[len(rows) - (stop - start) :]
-        _count_reuse(tally, rows)
+        tally.reused += shared(rows[1:], rows[:-1]).sum(0)
+        tally.reusable += (rows[:-1] >= 0).sum((0, 2))
         _count_use(tally, chosen, geometry.experts)
         _count_foreseen(tally, trace, chosen, start)
     return Summary(
@@ -113,11 +114,6 @@ def _count_use(tally: Tally, chosen: np.ndarray, experts: int) -> None:
             seen = used[: whole * window].reshape(whole, window, layers, experts).any(1).sum((0, 2))
             tally.distinct[window] = tally.distinct.get(window, 0) + seen
             tally.windows[window] = tally.windows.get(window, 0) + whole
-
-
-def _count_reuse(tally: Tally, chosen: np.ndarray) -> None:
-    tally.reused += shared(chosen[1:], chosen[:-1]).sum(0)
-    tally.reusable += (chosen[:-1] >= 0).sum((0, 2))
 
 
 def _count_foreseen(tally: Tally, trace: Trace, chosen: np.ndarray, start: int) -> None:

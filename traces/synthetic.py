@@ -107,7 +107,10 @@ def synthesise(config: Synthetic) -> Trace:
         logits = _cycle(config) if config.kind == "cyclic" else _drawn(config, persistence)
     chosen, weights = _route(config.geometry, logits)
     if config.kind == "cyclic":
-        _check_cycle(config, chosen)
+        in_turn = (_turn(config)[..., None] + np.arange(config.geometry.k)) % config.geometry.experts
+        if np.any(chosen != in_turn):
+            why = "the router keeps too few groups for experts to take turns"
+            raise TraceError(f"cyclic: {why}; use groups_kept = groups")
     looks = [_lookahead(config, logits, depth) for depth in range(1, len(config.recall) + 1)]
     whole = Request(chosen, config.prompt_tokens, weights, logits if config.logits else None, tuple(looks))
     header = Header(
@@ -174,15 +177,10 @@ def _with_popularity(config: Synthetic, noise: np.ndarray) -> np.ndarray:
     span = config.phase_tokens if config.kind == "phases" else len(noise)
     rng = _stream(config, POPULARITY)
     for start in range(0, len(noise), span):
-        noise[start : start + span] += _popularity(config, rng, noise.shape[1])
+        mass = np.arange(1, config.geometry.experts + 1) ** -config.exponent
+        law = np.log(mass / mass.sum()).astype(np.float32)
+        noise[start : start + span] += rng.permuted(np.broadcast_to(law, (noise.shape[1], law.size)), axis=-1)
     return _rounded(config, noise)
-
-
-def _popularity(config: Synthetic, rng: np.random.Generator, layers: int) -> np.ndarray:
-    """Return log-probabilities (layers, E) of a Zipf law over experts in a random order per layer."""
-    mass = np.arange(1, config.geometry.experts + 1) ** -config.exponent
-    law = np.log(mass / mass.sum()).astype(np.float32)
-    return rng.permuted(np.broadcast_to(law, (layers, law.size)), axis=-1)
 
 
 def _noise(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -210,11 +208,6 @@ def _cycle(config: Synthetic) -> np.ndarray:
 def _turn(config: Synthetic) -> np.ndarray:
     """Return the first expert of each token and layer (T, L); layers are shifted, so that none is a copy."""
     return np.arange(config.tokens)[:, None] * config.geometry.k + np.arange(config.geometry.layers)
-
-
-def _check_cycle(config: Synthetic, chosen: np.ndarray) -> None:
-    if np.any(chosen != (_turn(config)[..., None] + np.arange(config.geometry.k)) % config.geometry.experts):
-        raise TraceError("cyclic: the router keeps too few groups for experts to take turns; use groups_kept = groups")
 
 
 def _rounded(config: Synthetic, values: np.ndarray) -> np.ndarray:

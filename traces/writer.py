@@ -279,7 +279,10 @@ class TraceWriter:
             self._columns[BIAS].extend(self._bias)
 
     def _restore(self, trace: Trace, header: Header) -> None:
-        _refuse_other_header(self.partial, trace.header, header)
+        if found := _first_difference(trace.header.model_dump(mode="json"), header.model_dump(mode="json"), "header"):
+            raise TraceError(
+                f"{self.partial} was begun with another header: {found}; resume with the same, or remove it"
+            )
         if not same_bias(trace.router_bias, self._bias):
             raise TraceError(f"{self.partial}: {BIAS} differs from the one given; resume with the same model")
         self._reopen_columns(trace, "remove it and rerun")
@@ -384,11 +387,6 @@ def _cannot_write(partial: Path, refused: OSError, fix: str) -> str:
 def _refuse_existing(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise TraceError(f"{path} exists; choose another path or remove it")
-
-
-def _refuse_other_header(partial: Path, stored: Header, given: Header) -> None:
-    if found := _first_difference(stored.model_dump(mode="json"), given.model_dump(mode="json"), "header"):
-        raise TraceError(f"{partial} was begun with another header: {found}; resume with the same, or remove it")
 
 
 def _first_difference(stored: object, given: object, name: str) -> str | None:

@@ -10,11 +10,9 @@ import polars as pl
 
 from moereplay.analysis import forecast
 from moereplay.analysis.checks import COLUMN
-from moereplay.analysis.figures.by_capacity import arrives
-from moereplay.analysis.figures.capacities import curves_alone, unmatched
-from moereplay.analysis.figures.chart import Chart
-from moereplay.analysis.figures.panels import KINDS, Picture, rendered, save, save_caption, save_numbers
-from moereplay.analysis.figures.sheet import on_page
+from moereplay.analysis.figures.by_capacity import arrives, curves_alone, unmatched
+from moereplay.analysis.figures.chart import Chart, on_page
+from moereplay.analysis.figures.drawing import KINDS, Picture, rendered, save, save_caption, save_numbers
 from moereplay.results.errors import ResultError, unknown
 from moereplay.results.serving import Level
 

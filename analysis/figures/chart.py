@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from moereplay.analysis.palette import Look
 
 COLUMNS = ("panel", "name", "part", "x", "y", "low", "high")  #: of the CSV
 DECADE = 10  #: ratio of the largest to the smallest value from which an axis is logarithmic
+NO_BREAK = "\N{NO-BREAK SPACE}"  #: keeps a field on one line
+TEXT_SIZE, LETTER = 8.5, 0.6 / 72  #: points of text; inches of a letter's width per point of its size, rounded up
+#: Width in inches of the pages being drawn; None for as wide as they need.
+page_width: ContextVar[float | None] = ContextVar("page_width", default=None)
+
+
+@contextmanager
+def on_page(width: float | None) -> Iterator[None]:
+    """Draw pages of a given width in inches, such as a column of a paper; None for as wide as they need.
+
+    Such pages have 7-point letters and the legend below; `save_caption` writes their title and notes.
+    """
+    before = page_width.set(width)
+    try:
+        yield
+    finally:
+        page_width.reset(before)
+
+
+def is_narrow() -> bool:
+    """Return whether pages have a given width, such as a column of a paper."""
+    return page_width.get() is not None
 
 
 class Tick(NamedTuple):
@@ -124,9 +148,6 @@ class Entry(NamedTuple):
     look: Look | str
 
 
-Scales = Literal["one", "rows", "columns", "each"]
-
-
 @dataclass(frozen=True)
 class Chart:
     """A whole figure."""
@@ -143,9 +164,21 @@ class Chart:
     legend: Sequence[Entry] = ()
     size: tuple[float, float] = (6.0, 3.4)  #: inches of a panel
     left: float = 0.85  #: inches for tick labels
-    scales: Scales = "one"  #: a vertical scale for all panels, each row, each column, or each panel
+    below: float = 0.0  #: inches for tick labels that stand upright
+    scales: Literal["one", "rows", "columns", "each"] = "one"  #: panels that share a vertical scale
     own_x: bool = False  #: whether each column has its own horizontal scale
     names_hidden: bool = False  #: whether lines that hide one another are named above a panel
+    stacks: bool = False  #: whether the panels of a row lie below one another on a narrow page
+
+    def stacked(self) -> Chart:
+        """Return the chart with one column of panels, whose headings begin with the titles of their columns."""
+        return replace(
+            self,
+            columns=("",),
+            rows=[", ".join(filter(None, (column, row))) for row in self.rows for column in self.columns],
+            panels=[[panel] for panels in self.panels for panel in panels],
+            scales="each" if self.scales == "columns" else self.scales,
+        )
 
     def cells(self) -> Iterator[tuple[int, int, Panel]]:
         """Yield every panel with its row and column."""
@@ -224,11 +257,11 @@ def rows_of(chart: Chart) -> list[Row]:
     return [
         dict.fromkeys(COLUMNS) | {"panel": chart.name_of(row, column)} | each
         for row, column, panel in chart.cells()
-        for each in (*_points(panel), *_parts(panel), *_tiles(panel))
+        for each in _rows(panel)
     ]
 
 
-def _points(panel: Panel) -> Iterator[Row]:
+def _rows(panel: Panel) -> Iterator[Row]:
     for each in panel.series:
         for point in each.points if each.name else ():
             if point.y is not None:
@@ -237,18 +270,12 @@ def _points(panel: Panel) -> Iterator[Row]:
     for rule in panel.rules:
         if rule.name:
             yield {"name": rule.name, ("x" if rule.upright else "y"): _number(rule.at)}
-
-
-def _parts(panel: Panel) -> Iterator[Row]:
     for bar in panel.bars:
         for part in bar.parts:
             yield {"name": bar.name, "part": part.name, "x": part.size}
     for bar in panel.bars:
         if bar.low is not None and bar.high is not None:
             yield {"name": bar.name, "part": "interval", "low": _number(bar.low), "high": _number(bar.high)}
-
-
-def _tiles(panel: Panel) -> Iterator[Row]:
     for tile in panel.tiles:
         yield {"name": tile.row, "part": tile.column, "y": _number(tile.value)}
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import polars as pl
 
+from moereplay.analysis.checks import caption, ringed
 from moereplay.analysis.comparisons import FEW, shares_passes
-from moereplay.analysis.figures.chart import Point, Series
-from moereplay.analysis.figures.sheet import NO_BREAK, is_narrow
+from moereplay.analysis.figures.chart import NO_BREAK, Point, Series, is_narrow
 from moereplay.analysis.metrics import HIGH, LOW, rows_of
 from moereplay.analysis.palette import Look
 from moereplay.analysis.tables import DIGITS
@@ -34,7 +33,7 @@ OMITTED_AT = {
 
 @dataclass(frozen=True)
 class Facets:
-    """Tidy rows with a column `setting`, and the panels that they need."""
+    """Tidy rows with a column `setting`, the panels that they need, and what a page says of all of them."""
 
     rows: pl.DataFrame
     settings: list[str]
@@ -42,6 +41,11 @@ class Facets:
     shared: str  #: settings of every row, as one line
     label: str  #: SIMULATED, open-loop, ...
     policies: list[str]
+    bound: str  #: what kind of bound Belady's is, in a sentence
+    covered: str  #: which phases the totals cover
+    intervals: str  #: the error bars, or why there are none
+    marked: list[str]  #: identities of the configurations whose figure was checked
+    checked: str  #: errors of those
     left_out: str = ""  #: which capacities have no panel, in words
 
     def panel(self, setting: str, capacity: str | None = None) -> pl.DataFrame:
@@ -49,79 +53,69 @@ class Facets:
         rows = self.rows.filter(pl.col("setting") == setting)
         return rows if capacity is None else rows.filter(pl.col("capacity") == capacity)
 
+    def columned(self) -> Facets:
+        """Keep as many capacities as a page has columns: both ends and some between."""
+        most, many = NARROW_PANELS if is_narrow() else MOST_COLUMNS, len(self.capacities)
+        if many <= most:
+            return self
+        chosen = [self.capacities[round(at * (many - 1) / max(1, most - 1))] for at in range(most)]
+        rows = self.rows.filter(pl.col("capacity").is_in(chosen))
+        left = f"{most} of {many} capacities are drawn; --where capacity=... chooses others."
+        return replace(self, rows=rows, capacities=chosen, left_out=left)
 
-def facets(frame: pl.DataFrame, tidy: pl.DataFrame) -> Facets:
-    """Lay out `tidy`, rows made from `frame`. Raises ResultError if the panels do not fit a page."""
+    @property
+    def titles(self) -> list[str]:
+        """Titles of a column per capacity."""
+        return [f"capacity {capacity}" if len(self.capacities) > 1 else "" for capacity in self.capacities]
+
+
+def facets(frame: pl.DataFrame, tidy: pl.DataFrame, checked: str = "hit_rate") -> Facets:
+    """Lay out `tidy`, rows made from `frame`, with the checks of a figure. Raises ResultError if the panels do not fit
+    a page.
+    """
+    intervals, phases = _intervals(frame), covered(frame)
     bare = {kind: bare_names(tidy[kind].unique().to_list()) for kind in POLICIES if kind in tidy.columns}
     short = tidy.with_columns(
         pl.col("trace").str.head(DIGITS), *(pl.col(kind).replace(names) for kind, names in bare.items())
     )
     varying = [name for name in fields(frame) if name not in ("eviction", "capacity") and short[name].n_unique() > 1]
-    spelled = [pl.concat_str(pl.lit(f"{_word(name)} "), _text(name)) for name in varying]
-    setting = pl.concat_str(spelled, separator=", ") if spelled else pl.lit("")
-    rows = short.with_columns(setting.alias("setting"))
-    found = Facets(
+    words = [
+        pl.concat_str(pl.lit(f"{_word(name)} "), pl.col(name).cast(pl.String).replace("", "none")) for name in varying
+    ]
+    rows = short.with_columns((pl.concat_str(words, separator=", ") if words else pl.lit("")).alias("setting"))
+    settings = _in_order(rows, "setting", *varying)
+    if len(settings) > MOST_ROWS:
+        counts = {name: rows[name].n_unique() for name in varying}
+        widest = max(counts, key=lambda name: counts[name])
+        raise ResultError(
+            f"{len(settings)} combinations of {', '.join(varying)} do not fit a page of {MOST_ROWS} rows; "
+            f"choose fewer, for example --where {widest}={rows[widest][0]}"
+        )
+    brackets = bracketed(frame.select("bounds").iter_rows(named=True))
+    return Facets(
         rows=rows,
-        settings=_in_order(rows, "setting", *varying),
+        settings=settings,
         capacities=_in_order(rows, "capacity", "capacity_bytes"),
         shared=shared(rows),
         label=one_label(rows["label"]),
         policies=rows["eviction"].unique().sort().to_list(),
+        bound=f"{brackets[0][0].upper()}{brackets[0][1:]}." if brackets else "",
+        covered=phases,
+        intervals=intervals,
+        marked=ringed(frame, checked),
+        checked=caption(frame, checked),
     )
-    _check(found, varying)
-    return found
-
-
-def columned(found: Facets) -> Facets:
-    """Keep as many capacities as a page has columns: both ends and some between."""
-    most, many = NARROW_PANELS if is_narrow() else MOST_COLUMNS, len(found.capacities)
-    if many <= most:
-        return found
-    chosen = [found.capacities[round(at * (many - 1) / max(1, most - 1))] for at in range(most)]
-    rows = found.rows.filter(pl.col("capacity").is_in(chosen))
-    left = f"{most} of {many} capacities are drawn; --where capacity=... chooses others."
-    return replace(found, rows=rows, capacities=chosen, left_out=left)
-
-
-class Cells(NamedTuple):
-    """Titles of columns, headings of rows, and what each panel shows."""
-
-    columns: list[str]
-    rows: list[str]
-    shown: list[list[tuple[str, str]]]  #: (setting, capacity) by row and column
-
-
-def cells(found: Facets) -> Cells:
-    """Return a row per setting and a column per capacity; on a narrow page all panels are stacked."""
-    several = len(found.capacities) > 1
-    titles = [f"capacity {capacity}" if several else "" for capacity in found.capacities]
-    if not is_narrow():
-        return Cells(titles, found.settings, [[(each, size) for size in found.capacities] for each in found.settings])
-    stacked = [(each, size) for each in found.settings for size in found.capacities]
-    rows = [", ".join(filter(None, (f"capacity {size}" * several, each))) for each, size in stacked]
-    return Cells([""], rows, [[each] for each in stacked])
-
-
-def _check(found: Facets, varying: list[str]) -> None:
-    if len(found.settings) > MOST_ROWS:
-        counts = {name: found.rows[name].n_unique() for name in varying}
-        widest = max(counts, key=lambda name: counts[name])
-        raise ResultError(
-            f"{len(found.settings)} combinations of {', '.join(varying)} do not fit a page of {MOST_ROWS} rows; "
-            f"choose fewer, for example --where {widest}={found.rows[widest][0]}"
-        )
 
 
 def _in_order(rows: pl.DataFrame, name: str, *keys: str) -> list[str]:
     """Return the values of a column, ordered by the columns `keys`; numbers inside texts by their size."""
-    found = rows.select(*(key for key in keys if key != name), name).unique().rows()
-    return list(dict.fromkeys(row[-1] for row in sorted(found, key=lambda row: [_by_numbers(each) for each in row])))
+    unique = rows.select(*(other for other in keys if other != name), name).unique().rows()
 
+    def key(value: object) -> list[tuple[float, str]]:  # poisson:5 comes before poisson:20
+        parts = re.split(r"(\d+(?:\.\d+)?)", str(value))
+        return [(float(part), "") if at % 2 else (-1, part) for at, part in enumerate(parts)]
 
-def _by_numbers(value: object) -> list[tuple[float, str]]:
-    """Return a sort key by which poisson:5 comes before poisson:20."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", str(value))
-    return [(float(part), "") if at % 2 else (-1, part) for at, part in enumerate(parts)]
+    return list(dict.fromkeys(row[-1] for row in sorted(unique, key=lambda row: list(map(key, row)))))
 
 
 def shared(rows: pl.DataFrame) -> str:
@@ -130,10 +124,6 @@ def shared(rows: pl.DataFrame) -> str:
     told = [name for name in alone if name not in OMITTED_AT or rows[name][0] != OMITTED_AT[name]]
     words = [str(rows[name][0]) if name == "model" else f"{_word(name)} {rows[name][0]}" for name in told]
     return f"{NO_BREAK}· ".join(word.replace(" ", NO_BREAK) for word in words)
-
-
-def _text(name: str) -> pl.Expr:
-    return pl.col(name).cast(pl.String).replace("", "none")
 
 
 def _word(name: str) -> str:
@@ -151,11 +141,16 @@ def lines(rows: pl.DataFrame, x: str, y: str, looks: Mapping[str, Look], by: str
     ends = (f"{y}{LOW}", f"{y}{HIGH}")
     chosen = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in (*ends, "identity")]
     columns = rows.sort(x).select(by, x, y, *chosen)
-    found = {
-        name: Series(name, look, [Point(*row[1:]) for row in columns.filter(pl.col(by) == name).iter_rows()])
+    series = [
+        Series(name, look, [Point(*row[1:]) for row in columns.filter(pl.col(by) == name).iter_rows()])
         for name, look in looks.items()
-    }
-    return [each for each in found.values() if each.points]
+    ]
+    return [line for line in series if line.points]
+
+
+def panel_size(rows: int, columns: int) -> tuple[float, float]:
+    """Return the width and height in inches for a number of panels."""
+    return 6.0 if columns == 1 else 3.0, 3.4 if rows == columns == 1 else 2.1
 
 
 # Words below a figure
@@ -186,13 +181,7 @@ def covered(frame: pl.DataFrame, *wanted: str) -> str:
     return f"{words} only{why}." if shown else ""
 
 
-def bound_note(frame: pl.DataFrame) -> str:
-    """Return what kind of bound Belady's is, where experts of a pool differ in bytes; else an empty string."""
-    said = bracketed(frame.select("bounds").iter_rows(named=True))
-    return f"{said[0][0].upper()}{said[0][1:]}." if said else ""
-
-
-def interval_note(frame: pl.DataFrame) -> str:
+def _intervals(frame: pl.DataFrame) -> str:
     """Explain the error bars, or why there are none."""
     every = [rows_of(frame, at) for at in range(len(frame))]
     if all(synthetic_of(about) for about in frame["about"]):

@@ -6,10 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moereplay.analysis.drafting_answer import with_dense_work
-from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Point, Series, Tile, legend
-from moereplay.analysis.figures.panels import OUTLINE
-from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
-from moereplay.analysis.palette import DASHED, LIMIT, Look
+from moereplay.analysis.figures.chart import (
+    LETTER,
+    TEXT_SIZE,
+    Axis,
+    Bar,
+    Chart,
+    Entry,
+    Panel,
+    Part,
+    Point,
+    Series,
+    Tile,
+    legend,
+)
+from moereplay.analysis.palette import DASHED, LIMIT, OUTLINE, Look
 from moereplay.analysis.quick_answer import SCHEMES, SERVES
 from moereplay.results.errors import ResultError
 from moereplay.traces.texts import sold
@@ -63,7 +74,8 @@ def token_time(answer: Document) -> Chart:
     """Draw what a token waits for: the best setting of each engine, and each way to use the same VRAM."""
     engines = [(each["engine"], _spent(each)) for each in answer["by_engine"]][:MOST_BARS]
     placements = answer["placements"]
-    ways = [(_way(each), each["parts_ns"]) for each in placements["choices"]] if placements else []
+    choices = placements["choices"] if placements else []
+    ways = [(f"{SCHEMES[each['holds']]}: {SERVES[each['miss']]}", each["parts_ns"]) for each in choices]
     rows = {"best setting of each engine": engines} | ({"the same bytes of VRAM, at one cost": ways} if ways else {})
     used = [name for name in PARTS if any(parts[name] for _, parts in (*engines, *ways))]
     names = [name for name, _ in (*engines, *ways)]
@@ -124,7 +136,3 @@ def _spent(each: Document) -> dict[str, float]:
 
 def _bar(name: str, parts: Mapping[str, float]) -> Bar:
     return Bar(name, [Part(PARTS[part][0], parts[part] / MS, PARTS[part][1]) for part in PARTS if parts[part]])
-
-
-def _way(each: Document) -> str:
-    return f"{SCHEMES[each['holds']]}: {SERVES[each['miss']]}"

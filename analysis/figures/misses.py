@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import polars as pl
 
-from moereplay.analysis.figures.capacities import BELADY_NAME, panel_size
-from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Rule, legend
+from moereplay.analysis.figures.by_capacity import BELADY_NAME
+from moereplay.analysis.figures.chart import LETTER, TEXT_SIZE, Axis, Bar, Chart, Entry, Panel, Part, Rule, legend
 from moereplay.analysis.figures.facets import (
     BY_TOKEN,
-    Facets,
-    bound_note,
-    cells,
-    columned,
     covered,
     facets,
-    interval_note,
     joined,
     lines,
+    panel_size,
     phase_names,
 )
-from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
 from moereplay.analysis.metrics import HIGH, LOW, with_ends, with_ratios
 from moereplay.analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, DASHED, Look, looks
 from moereplay.results.counters import COUNTERS
@@ -38,43 +33,37 @@ BELADY = Look(BOUND, dash=DASHED, width=1.2)
 
 def misses(frame: pl.DataFrame) -> Chart:
     """Draw a stacked bar per eviction policy with its total; a column of panels per capacity, a row per setting."""
-    found = columned(facets(frame, _with_ends(frame)))
-    names, laid = list(looks(found.policies)), cells(found)
-    longest = max(found.rows["misses"].drop_nulls(), default=0)
+    table = with_ends(frame, runs(frame), ["misses_per_access"])
+    ends = [(pl.col(f"misses_per_access{end}") * pl.col("accesses")).alias(f"misses{end}") for end in (LOW, HIGH)]
+    laid = facets(frame, table.with_columns(ends)).columned()
+    names = list(looks(laid.policies))
+    longest = max(laid.rows["misses"].drop_nulls(), default=0)
     drawn = [
-        cause for column, cause in CAUSES.items() if max(found.rows[column].drop_nulls(), default=0) > SEEN * longest
+        cause for column, cause in CAUSES.items() if max(laid.rows[column].drop_nulls(), default=0) > SEEN * longest
     ]
     causes = drawn or list(CAUSES.values())  # without any miss all are empty
     told = sorted((name for _, _, name in causes), key=lambda name: name == "capacity")  # the others, so last
     definitions = [f"{name.capitalize()}: {COUNTERS[name].definition}." for name in told]
-    bounded = not found.rows["bound_belady_hits"].drop_nulls().is_empty()
+    bounded = not laid.rows["bound_belady_hits"].drop_nulls().is_empty()
     return Chart(
         title="Misses by reason",
-        subtitle=found.shared,
-        label=found.label,
-        note=joined(*definitions, bound_note(frame), covered(frame), interval_note(frame), found.left_out),
+        subtitle=laid.shared,
+        label=laid.label,
+        note=joined(*definitions, laid.bound, laid.covered, laid.intervals, laid.left_out),
         x=Axis("misses"),
         y=Axis("eviction policy"),
-        columns=laid.columns,
-        rows=laid.rows,
-        panels=[[_panel(found, names, *each) for each in row] for row in laid.shown],
+        columns=laid.titles,
+        rows=laid.settings,
+        panels=[[_panel(laid.panel(setting, size), names) for size in laid.capacities] for setting in laid.settings],
         legend=[*(Entry(name, colour) for name, colour, _ in causes), *[Entry(BELADY_NAME, BELADY)] * bounded],
-        size=(5.6 if len(found.capacities) == 1 else 3.0, max(0.25 * len(names) + 0.15, 0.9)),
+        size=(5.6 if len(laid.capacities) == 1 else 3.0, max(0.25 * len(names) + 0.15, 0.9)),
         left=0.6 + max(map(len, names)) * TEXT_SIZE * LETTER,
+        stacks=True,
     )
 
 
-def _with_ends(frame: pl.DataFrame) -> pl.DataFrame:
-    """Add the interval of the misses."""
-    table = with_ends(frame, runs(frame), ["misses_per_access"])
-    return table.with_columns(
-        (pl.col(f"misses_per_access{end}") * pl.col("accesses")).alias(f"misses{end}") for end in (LOW, HIGH)
-    )
-
-
-def _panel(found: Facets, names: list[str], setting: str, capacity: str) -> Panel:
-    rows = found.panel(setting, capacity)
-    known = {row["eviction"]: row for row in rows.iter_rows(named=True)}
+def _panel(rows: pl.DataFrame, names: list[str]) -> Panel:
+    by_policy = {row["eviction"]: row for row in rows.iter_rows(named=True)}
     bars = [
         Bar(
             name,
@@ -82,7 +71,7 @@ def _panel(found: Facets, names: list[str], setting: str, capacity: str) -> Pane
             row["misses_low"],
             row["misses_high"],
         )
-        if (row := known.get(name))
+        if (row := by_policy.get(name))
         else Bar(name, ())
         for name in names
     ]
@@ -113,23 +102,27 @@ def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str) -> Chart:
     names, replayed = phase_names(frame), set(layers(frame)["phase"])
     if phase == "decode" not in replayed and names["prefill"] == BY_TOKEN:
         phase = "prefill"
-    found = columned(facets(frame, _points(frame, phase, f"collisions_per_{per}")))
-    drawn, laid = looks(found.policies), cells(found)
-    absent = f"Layers without any {per} have no point." * bool(found.rows["value"].null_count())
+    laid = facets(frame, _points(frame, phase, f"collisions_per_{per}")).columned()
+    drawn = looks(laid.policies)
+    absent = f"Layers without any {per} have no point." * bool(laid.rows["value"].null_count())
     definition = f"Collisions: {COUNTERS['collisions'].definition}."
     return Chart(
         title=f"Collisions per {per} by layer, {names.get(phase, 'all passes')}",
-        subtitle=found.shared,
-        label=found.label,
-        note=joined(covered(frame, *({phase} & names.keys())), definition, absent, NO_ENDS, found.left_out),
+        subtitle=laid.shared,
+        label=laid.label,
+        note=joined(covered(frame, *({phase} & names.keys())), definition, absent, NO_ENDS, laid.left_out),
         x=Axis("MoE layer", "whole"),
         y=Axis(f"collisions per {per}", "share", zero=True),
-        columns=laid.columns,
-        rows=laid.rows,
-        panels=[[Panel(lines(found.panel(*each), "layer", "value", drawn)) for each in row] for row in laid.shown],
+        columns=laid.titles,
+        rows=laid.settings,
+        panels=[
+            [Panel(lines(laid.panel(setting, size), "layer", "value", drawn)) for size in laid.capacities]
+            for setting in laid.settings
+        ],
         legend=legend(drawn),
-        size=panel_size(len(found.settings), len(found.capacities)),
+        size=panel_size(len(laid.settings), len(laid.capacities)),
         names_hidden=True,
+        stacks=True,
     )
 
 

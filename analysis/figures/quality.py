@@ -67,11 +67,11 @@ def quality_by_miss_rate(frame: pl.DataFrame) -> Chart:
 
 def quality_by_speed(frame: pl.DataFrame) -> Chart:
     """Draw loss over simulated tokens per second. Raises ResultError if no task has both."""
-    return _against(frame, Against("Quality against speed", "tokens/s, SIMULATED", _speed, True))
 
+    def speed(row: Row) -> float | None:
+        return 1000 / row["live_tpot_ms"] if row["live_tpot_ms"] else None
 
-def _speed(row: Row) -> float | None:
-    return 1000 / row["live_tpot_ms"] if row["live_tpot_ms"] else None
+    return _against(frame, Against("Quality against speed", "tokens/s, SIMULATED", speed, True))
 
 
 def _against(frame: pl.DataFrame, axis: Against) -> Chart:
@@ -315,7 +315,8 @@ def forecast_by_speed(frame: pl.DataFrame) -> Chart:
     best = front([Outcome(policy, speed, 100 * found["loss"], 0.0) for policy, speed, found in known], True)
     series = [Series("", FRONT, [Point(each.x, each.loss) for each in best], behind=True)]
     for name, look in drawn.items():
-        points = [_losses(speed, found) for policy, speed, found in known if policy == name]
+        losses = [(speed, *(100 * found[side] for side in SIDES)) for policy, speed, found in known if policy == name]
+        points = [Point(*row) for row in losses]
         series.append(Series(name, _dots(look), points, joined=False))
     note = (
         "Loss: rise of perplexity, FORECAST from live points of this model by the counters of these replays; bars "
@@ -331,11 +332,6 @@ def forecast_by_speed(frame: pl.DataFrame) -> Chart:
         panels=[[Panel(series, [ZERO])]],
         legend=[*(Entry(name, _dots(look)) for name, look in drawn.items()), Entry(FRONT_NAME, FRONT)],
     )
-
-
-def _losses(speed: float, found: Mapping[str, Any]) -> Point:
-    loss, low, high = (100 * found[side] for side in SIDES)
-    return Point(speed, loss, low, high)
 
 
 def _policy(config: Mapping[str, Any]) -> str:

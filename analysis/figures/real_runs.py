@@ -8,6 +8,7 @@ import polars as pl
 
 from moereplay.analysis.checks import COLUMN, error_of
 from moereplay.analysis.figures.chart import (
+    NO_BREAK,
     Axis,
     Chart,
     Entry,
@@ -20,7 +21,6 @@ from moereplay.analysis.figures.chart import (
     spans_a_decade,
 )
 from moereplay.analysis.figures.facets import MOST_COLUMNS, MOST_ROWS, shared
-from moereplay.analysis.figures.sheet import NO_BREAK
 from moereplay.analysis.metrics import measured as tidied
 from moereplay.analysis.palette import MUTED, Look, looks
 from moereplay.analysis.tables import DIGITS
@@ -37,6 +37,11 @@ LIVE = Look("#0072B2", "o", width=1.3, size=3.6)
 REPLAYED = Look("#D55E00", "o", (0, (3, 2)), width=1.1, size=7.5, hollow=True)
 ERROR = Look(MUTED, "s", width=1.3)
 SIDES = {"live": LIVE, "replayed": REPLAYED}
+
+
+def _dots(name: str, look: Look, pairs: pl.DataFrame) -> Series:
+    """Return a point for every row of two columns."""
+    return Series(name, look, [Point(*pair) for pair in pairs.iter_rows()], joined=False)
 
 
 def _diagonal(ends: tuple[float, float], look: Look) -> Series:
@@ -64,9 +69,10 @@ def checks(frame: pl.DataFrame) -> Chart:
         f"on the line the replay is right. On {', '.join(sorted(set(rows['device'])))}: {errors}."
     )
     x, y = (Axis(f"{side} {name}, ms", "number", scale, limits=ends) for side in ("checked", "replayed"))
+    dots = {policy: Look(look.colour, look.marker, width=0, size=6.0, alpha=0.8) for policy, look in drawn.items()}
     series = [
-        Series(policy, Look(look.colour, look.marker, width=0, size=6.0, alpha=0.8), _pairs(rows, policy), joined=False)
-        for policy, look in drawn.items()
+        _dots(policy, look, rows.filter(pl.col("eviction") == policy).select("checked", "replayed"))
+        for policy, look in dots.items()
     ]
     return Chart(
         title=f"{len(rows)} of {len(frame)} configurations checked",
@@ -79,11 +85,6 @@ def checks(frame: pl.DataFrame) -> Chart:
         legend=legend(drawn),
         size=(4.0, 4.0),
     )
-
-
-def _pairs(rows: pl.DataFrame, policy: str) -> list[Point]:
-    own = rows.filter(pl.col("eviction") == policy).select("checked", "replayed")
-    return [Point(*row) for row in own.iter_rows()]
 
 
 def _checked(frame: pl.DataFrame) -> tuple[str, pl.DataFrame]:
@@ -120,14 +121,18 @@ def measured(frame: pl.DataFrame) -> Chart:
     check_throttles(rates)
     groups = [frame.filter(pl.col("throttle_bytes_per_s").eq_missing(rate)) for rate in rates]
     names = ["raw" if rate is None else f"at {rate / MB:g} MB/s" for rate in rates]
-    errors = [f"{_mean_error(rows):.1%} {name}" for rows, name in zip(groups, names, strict=True)]
+    off = (pl.col("simulated_tpot_ms") / pl.col("measured_tpot_ms") - 1).abs().mean()
+    errors = [f"{rows.select(off).item():.1%} {name}" for rows, name in zip(groups, names, strict=True)]
     times = [ms for side in ("measured", "simulated") for ms in frame[f"{side}_tokens_ms"].explode().to_list()]
     ends = (min(times) / 1.2, max(times) * 1.2)  # prompts take many times as long as a token
 
     def panel(kind: str, size: float) -> Panel:
+        columns = [f"measured_{kind}", f"simulated_{kind}"]
+        pairs = [rows.select(columns) for rows in groups]
+        pairs = pairs if kind == "tpot_ms" else [rows.explode(columns) for rows in pairs]
         series = [
-            Series(name, Look(colour, "o", width=0, size=size, alpha=0.6), _times(rows, kind), joined=False)
-            for rows, name, colour in zip(groups, names, THROTTLES, strict=False)
+            _dots(name, Look(colour, "o", width=0, size=size, alpha=0.6), rows)
+            for rows, name, colour in zip(pairs, names, THROTTLES, strict=False)
         ]
         return Panel([_diagonal(ends, Look("#888888", width=0.8)), *series])
 
@@ -149,18 +154,6 @@ def measured(frame: pl.DataFrame) -> Chart:
         ],
         size=(3.2, 3.2),
     )
-
-
-def _times(rows: pl.DataFrame, kind: str) -> list[Point]:
-    columns = [f"measured_{kind}", f"simulated_{kind}"]
-    pairs = rows.select(columns)
-    pairs = pairs if kind == "tpot_ms" else pairs.explode(columns)
-    return [Point(*row) for row in pairs.iter_rows()]
-
-
-def _mean_error(frame: pl.DataFrame) -> float:
-    error = (pl.col("simulated_tpot_ms") / pl.col("measured_tpot_ms") - 1).abs().mean()
-    return float(frame.select(error).item())
 
 
 # Runs of others, predicted by calibrations
@@ -186,7 +179,7 @@ def predicted(rows: pl.DataFrame) -> Chart:
         for role, hollow in ROLES.items()
     }
     series = [
-        Series(f"{machine}, {role}", look, _predicted(rows, machine, role), joined=False)
+        _dots(f"{machine}, {role}", look, rows.filter(machine=machine, role=role).select("measured", "predicted"))
         for (machine, role), look in looks_of.items()
     ]
     dashed = Look(MUTED, dash=(0, (3.7, 1.6)), width=0.7)
@@ -209,11 +202,6 @@ def predicted(rows: pl.DataFrame) -> Chart:
         legend=[Entry(f"{machine}, {role}", look) for (machine, role), look in looks_of.items()],
         size=(4.4, 4.4),
     )
-
-
-def _predicted(rows: pl.DataFrame, machine: str, role: str) -> list[Point]:
-    own = rows.filter((pl.col("machine") == machine) & (pl.col("role") == role)).select("measured", "predicted")
-    return [Point(*row) for row in own.iter_rows()]
 
 
 # Validations
@@ -297,6 +285,8 @@ def open_loop_error(frame: pl.DataFrame) -> Chart:
     widest = 100 * float(rows["error"].abs().to_numpy().max())
     limits = (-1.2 * widest or -0.1, 1.2 * widest or 0.1)
     panels = [_loop_panels(family, limits)[: 2 + scored] for family in families]
+    settings = [name for name in ("rest", *NAMES) if name in rows.columns and name != "routing"]
+    varying = [name for name in settings if len({family[name][0] for family in families}) > 1]
     return Chart(
         title="The open-loop error of cache-aware routing",
         subtitle=_common(families),
@@ -306,7 +296,7 @@ def open_loop_error(frame: pl.DataFrame) -> Chart:
             "recorded tokens, live under the policy, above that of the model alone."
         ),
         x=Axis("lambda", ticks=[Tick(lam, f"{lam:g}") for lam in ran]),
-        columns=_titles(families),
+        columns=[", ".join(str(family[name][0]) for name in varying) for family in families],
         rows=headings[: 2 + scored],
         panels=[list(row) for row in zip(*panels, strict=True)],
         legend=[*(Entry(name, look) for name, look in SIDES.items()), Entry("replayed - live", ERROR)],
@@ -337,12 +327,9 @@ def _with_errors(rows: pl.DataFrame) -> pl.DataFrame:
 def _families(rows: pl.DataFrame) -> list[pl.DataFrame]:
     """Return groups of rows that differ in lambda alone, by rising lambda; single rows are left out."""
     rest = pl.col("routing").str.replace(r":lam=[^:]+", "").alias("rest")
-    parts = rows.with_columns(rest).partition_by("rest", *_settings(rows))
+    settings = [name for name in NAMES if name in rows.columns and name != "routing"]
+    parts = rows.with_columns(rest).partition_by("rest", *settings)
     return [part.sort("lam") for part in parts if part["lam"].n_unique() > 1]
-
-
-def _settings(rows: pl.DataFrame) -> list[str]:
-    return [name for name in NAMES if name in rows.columns and name != "routing"]
 
 
 def _common(families: Sequence[pl.DataFrame]) -> str:
@@ -351,11 +338,6 @@ def _common(families: Sequence[pl.DataFrame]) -> str:
     evictions = rows["eviction"].unique()
     eviction = f"eviction {evictions[0]}{NO_BREAK}· " if len(evictions) == 1 else ""
     return eviction.replace(" ", NO_BREAK, 1) + shared(rows)
-
-
-def _titles(families: Sequence[pl.DataFrame]) -> list[str]:
-    names = [name for name in ("rest", *_settings(families[0])) if len({family[name][0] for family in families}) > 1]
-    return [", ".join(str(family[name][0]) for name in names) for family in families]
 
 
 def _loop_panels(family: pl.DataFrame, limits: tuple[float, float]) -> list[Panel]:

@@ -15,10 +15,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from moereplay.analysis.figures.chart import Line
+from moereplay.analysis.figures import chart as charts
+from moereplay.analysis.figures.chart import LETTER
+from moereplay.analysis.figures.drawing import Sheet, from_zero, name_hidden, styled
 from moereplay.analysis.figures.facets import shared
-from moereplay.analysis.figures.panels import from_zero, name_hidden
-from moereplay.analysis.figures.sheet import LETTER, Grid, Sheet, Wording, styled
 from moereplay.analysis.palette import COLLISION, INK, LIMIT, Look, in_order
 from moereplay.analysis.tables import DIGITS
 from moereplay.results.chart import BOUND, Chart
@@ -76,28 +76,38 @@ def page(chart: Chart, text: Text, rows: pl.DataFrame, published: pl.DataFrame) 
 def _drawn(chart: Chart, drawn: dict[str, str], text: Text, rows: pl.DataFrame, published: pl.DataFrame) -> Figure:
     looks = in_order([*rows["series"]])
     plan = _layout(drawn, rows)
-    size = (3.0, 2.3) if len(plan.columns) > 1 else (6.0, 3.4)
     names = _names(rows, "x") if chart.kind == "bars" else []
-    below = 0.0 if _fit(names) else _longest(names) * NAME_SIZE * LETTER
-    grid = Grid(plan.columns, plan.rows, size, scales="columns" if len(drawn) > 1 else "one", below=below)
+    longest = max((len(line) for name in names for line in _split(name).split("\n")), default=0)
     y_name = "" if len(drawn) > 1 else next(iter(drawn.values()))
-    marks = [_published_handle(chart, published)] if len(published) else []
-    wording = Wording(
-        text.title,
-        shared(rows.with_columns(pl.col("trace").str.head(DIGITS))),
-        one_label(rows["label"]),
-        chart.x_name,
-        f"{y_name} (log)" if chart.log and y_name else y_name,
-        text.note,
+    empty = charts.Chart(
+        title=text.title,
+        subtitle=shared(rows.with_columns(pl.col("trace").str.head(DIGITS))),
+        label=one_label(rows["label"]),
+        note=text.note,
+        x=charts.Axis(chart.x_name),
+        y=charts.Axis(y_name, scale="log" if chart.log else "linear"),
+        columns=plan.columns,
+        rows=plan.rows,
+        size=(3.0, 2.3) if len(plan.columns) > 1 else (6.0, 3.4),
+        scales="columns" if len(drawn) > 1 else "one",
+        below=0.0 if _fit(names) else longest * NAME_SIZE * LETTER,
     )
-    sheet = Sheet(grid, wording, [*_handles(chart, looks), *marks])
+    handles = [*_handles(chart, looks)]
+    if len(published):  # a band, if the numbers belong to the horizontal axis
+        band = Patch(facecolor=INK, alpha=0.15, label="published")
+        handles.append(band if (published["value"] == chart.x).all() else PUBLISHED[chart.kind])
+    sheet = Sheet(empty, handles)
     for across, down, value, condition in plan.panels:
         axes, own = sheet.panels[down][across], rows.filter(condition)
         beside = published.filter(condition) if len(published) else published
         _panel(chart, axes, own, beside, value, looks)
         _scale(chart, axes, rows, value, published)
         if chart.kind == "lines":
-            name_hidden(axes, _places(own, chart.x, value))
+            known = own.filter((pl.col("series") != BOUND) | (chart.x == "x")).drop_nulls([chart.x])
+            drawn_lines = {
+                name: known.filter(series=name).select(chart.x, value).rows() for name in _names(known, "series")
+            }
+            name_hidden(axes, drawn_lines)
     return sheet.figure
 
 
@@ -148,17 +158,10 @@ def _handles(chart: Chart, looks: dict[str, Look]) -> Sequence[Artist]:
         whole = next(iter(chart.values.values()))
         return [Patch(facecolor=LIMIT, label=whole), Patch(facecolor=COLLISION, label="collisions among them")]
     return (
-        bar_legend(looks)
+        [Patch(label=name, **face) for name, face in _faces(looks).items()]
         if chart.kind == "bars"
         else [Line2D([], [], label=name, **look.line(), lw=1.4, markersize=5) for name, look in looks.items()]
     )
-
-
-def _published_handle(chart: Chart, published: pl.DataFrame) -> Artist:
-    """Return the legend entry of published numbers: a band if they belong to the horizontal axis."""
-    if (published["value"] == chart.x).all():
-        return Patch(facecolor=INK, alpha=0.15, label="published")
-    return PUBLISHED[chart.kind]
 
 
 def _panel(
@@ -171,8 +174,13 @@ def _panel(
 
 
 def _scale(chart: Chart, axes: Axes, rows: pl.DataFrame, value: str, published: pl.DataFrame) -> None:
-    if chart.kind == "lines":
-        _along(chart, axes)
+    if chart.kind == "lines" and chart.per == "layer":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    elif chart.kind == "lines" and chart.per == "lifetime":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    elif chart.kind == "lines" and chart.x in SHARES:
+        axes.xaxis.set_major_formatter(_PERCENT)
     heights = [*rows[value].drop_nulls(), *_published_of(published, value)]
     highest = max(heights, default=0.0)
     close = chart.x in SHARES and min(heights, default=0.0) > highest / 2  # points of two rates would be a heap
@@ -187,16 +195,6 @@ def _scale(chart: Chart, axes: Axes, rows: pl.DataFrame, value: str, published: 
         from_zero(axes, highest)
     else:
         axes.set_ylim(0, 1.1 * highest or 1)
-
-
-def _along(chart: Chart, axes: Axes) -> None:
-    if chart.per == "layer":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    elif chart.per == "lifetime":
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    elif chart.x in SHARES:
-        axes.xaxis.set_major_formatter(_PERCENT)
 
 
 def _published_of(published: pl.DataFrame, value: str) -> list[float]:
@@ -233,12 +231,6 @@ def draw_lines(
         _mark_line(axes, mark, value, x, looks)
 
 
-def _places(rows: pl.DataFrame, x: str, value: str) -> dict[str, Line]:
-    """Return the points of each series, as `draw_lines` joins them."""
-    known = rows.filter((pl.col("series") != BOUND) | (x == "x")).drop_nulls([x])
-    return {name: known.filter(series=name).select(x, value).rows() for name in _names(known, "series")}
-
-
 def _mark_line(axes: Axes, mark: Mapping[str, Any], value: str, x: str, looks: Mapping[str, Look]) -> None:
     """Draw a published number: a band for the horizontal axis, a hollow mark for the vertical one."""
     look = looks.get(mark["series"])
@@ -260,11 +252,6 @@ NAME_SIZE = SMALL + 1  #: points of the letters below
 MOST_LETTERS, MOST_NAMES = 13, 6  #: names that fit side by side below a panel
 
 
-def bar_legend(looks: Mapping[str, Look]) -> list[Patch]:
-    """Return a patch per series."""
-    return [Patch(label=name, **face) for name, face in _faces(looks).items()]
-
-
 def _faces(looks: Mapping[str, Look]) -> dict[str, dict[str, Any]]:
     """Return the bar style of each series; a repeated colour is hatched."""
     taken: set[str] = set()
@@ -282,7 +269,8 @@ def draw_bars(
     """Draw the series of a name side by side; an undefined value leaves a gap. A `part` is red within grey bars."""
     names = rows["x"].unique(maintain_order=True).to_list()
     spots, faces = _spots(rows, names), _faces(looks)
-    marks = {(mark["series"], mark["x"]): (mark["low"], mark["high"]) for mark in _marks(published, value)}
+    known = published.filter(pl.col("value") == value).iter_rows(named=True) if len(published) else ()
+    marks = {(mark["series"], mark["x"]): (mark["low"], mark["high"]) for mark in known}
     letters = LETTERS * max([*rows[value].drop_nulls(), *_published_of(published, value)], default=0.0)
     for (series, name), (middle, width) in spots.items():
         bar = rows.filter((pl.col("series") == series) & (pl.col("x") == name))
@@ -294,19 +282,17 @@ def draw_bars(
             axes.bar(middle, found[0], 0.9 * width, **({"facecolor": LIMIT} if part else faces[series]))
             if part:
                 axes.bar(middle, bar[part][0], 0.9 * width, facecolor=COLLISION)
-            axes.annotate(
-                _short(found[0], value), (middle, _above(found[0], ends, letters)), (0, 1), fontsize=SMALL, **_ABOVE
-            )
-    _ticks(axes, names)
-
-
-def _marks(published: pl.DataFrame, value: str) -> list[dict[str, Any]]:
-    return published.filter(pl.col("value") == value).to_dicts() if len(published) else []
-
-
-def _above(top: float, ends: Sequence[float], letters: float) -> float:
-    """Return the height of a number: above its bar, or above a mark on the bar's top or less than `letters` above."""
-    return ends[1] if ends and ends[0] - letters <= top <= ends[1] else top
+            # above its bar, or above a mark on the bar's top or less than `letters` above
+            over = ends[1] if ends and ends[0] - letters <= found[0] <= ends[1] else found[0]
+            axes.annotate(_short(found[0], value), (middle, over), (0, 1), fontsize=SMALL, **_ABOVE)
+    fits = _fit(names)
+    axes.set_xticks(
+        range(len(names)),
+        names if fits else [_split(name) for name in names],
+        fontsize=NAME_SIZE,
+        rotation=0 if fits else 90,
+    )
+    axes.grid(visible=False, axis="x")
 
 
 def _spots(rows: pl.DataFrame, names: Sequence[str]) -> dict[tuple[str, str], tuple[float, float]]:
@@ -326,12 +312,6 @@ def _mark_bar(axes: Axes, middle: float, width: float, low: float, high: float, 
         axes.plot([middle - 0.35 * width, middle + 0.35 * width], [end, end], color=colour, lw=1.6, zorder=3)
 
 
-def _ticks(axes: Axes, names: Sequence[str]) -> None:
-    shown, angle = (names, 0) if _fit(names) else ([_split(name) for name in names], 90)
-    axes.set_xticks(range(len(names)), shown, fontsize=NAME_SIZE, rotation=angle)
-    axes.grid(visible=False, axis="x")
-
-
 def _fit(names: Sequence[str]) -> bool:
     """Return whether names fit side by side below a panel; others stand upright, in two lines."""
     return len(names) <= MOST_NAMES and max(map(len, names), default=0) <= MOST_LETTERS
@@ -340,10 +320,6 @@ def _fit(names: Sequence[str]) -> bool:
 def _split(name: str) -> str:
     """Write a policy above its parameters."""
     return name.replace(":", "\n", 1)
-
-
-def _longest(names: Sequence[str]) -> int:
-    return max(len(line) for name in names for line in _split(name).split("\n"))
 
 
 def _short(number: float, value: str) -> str:

@@ -170,13 +170,10 @@ def beside(rows: pl.DataFrame, chart: Chart, published: pl.DataFrame) -> pl.Data
     numbers = rows.select([*PLACE, *values, "passes", "identity"])
     for value in published["value"].unique(maintain_order=True):
         ends = [pl.col(end).alias(f"{value} published, {end}") for end in ("low", "high")]
-        own = published.filter(pl.col("value") == value).select(*PLACE, *ends, *_once(numbers, "of", "source"))
+        once = [name for name in ("of", "source") if name not in numbers.columns]
+        own = published.filter(pl.col("value") == value).select(*PLACE, *ends, *once)
         numbers = numbers.join(own, on=PLACE, how="full", coalesce=True, maintain_order="left_right", nulls_equal=True)
     return numbers
-
-
-def _once(table: pl.DataFrame, *names: str) -> list[str]:
-    return [name for name in names if name not in table.columns]
 
 
 def with_published(numbers: pl.DataFrame) -> pl.DataFrame:
@@ -205,14 +202,9 @@ def printed(rows: pl.DataFrame, title: str) -> str:
     if len(passes := kept["passes"].drop_nulls().unique()) == 1:
         title = f"{title}, passes {passes[0]}"
         kept = kept.drop("passes")
-    empty = [name for name in ("panel", "x") if _says_nothing(kept, name)]
+    texts = {name: kept[name].cast(pl.String) for name in ("panel", "x")}
+    empty = [name for name, told in texts.items() if (told == "").all() or told.equals(kept["series"])]
     return table([_short(row) for row in kept.drop(empty).iter_rows(named=True)], title)
-
-
-def _says_nothing(rows: pl.DataFrame, name: str) -> bool:
-    """Return whether a column is empty or repeats the series."""
-    texts = rows[name].cast(pl.String)
-    return bool((texts == "").all()) or texts.equals(rows["series"])
 
 
 def _short(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,13 +215,8 @@ def _short(row: Mapping[str, Any]) -> dict[str, Any]:
         if end == "low":
             high = row[f"{stem} published, high"]
             heading = f"published {SHORT.get(stem, '')}".strip()
-            short[heading] = _range(value, high)
+            ends = [] if value is None or high is None else [f"{end:.4g}" for end in dict.fromkeys((value, high))]
+            short[heading] = " to ".join(ends)
         elif not end:
             short[HEADS.get(name, name).replace("_", " ")] = value
     return short
-
-
-def _range(low: float | None, high: float | None) -> str:
-    if low is None or high is None:
-        return ""
-    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

@@ -12,8 +12,16 @@ import polars as pl
 
 from moereplay.analysis.comparisons import YES, estimate
 from moereplay.analysis.metrics import entries, measured, varying
-from moereplay.analysis.sentences import Condition, by_condition
-from moereplay.analysis.verdict import FIGURES, Entry, Verdict, independent, name_of_set, verdict
+from moereplay.analysis.verdict import (
+    FIGURES,
+    Condition,
+    Entry,
+    Verdict,
+    by_condition,
+    independent,
+    name_of_set,
+    verdict,
+)
 from moereplay.results.checks import Check
 from moereplay.results.result import DOCUMENTED
 from moereplay.results.settings import POLICIES, expert_lists, repeat_command

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from moereplay.analysis.figures.capacities import behind, bounds, curve_series, dots_of
+from moereplay.analysis.figures.by_capacity import behind, bounds, curve_series, dots_of
 from moereplay.analysis.figures.chart import Axis, Chart, Panel, Tick, coinciding, places, spans_a_decade
 from moereplay.analysis.figures.facets import joined, lines, phase_names
 from moereplay.analysis.metrics import HIGH, LOW, with_ratios

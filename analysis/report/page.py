@@ -8,27 +8,47 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import polars as pl
+
+from moereplay.analysis.checks import candidates_of
+from moereplay.analysis.checks import summary as of_checks
+from moereplay.analysis.comparisons import FEW
 from moereplay.analysis.metrics import DEFAULTS
+from moereplay.analysis.ranking import OPEN_LOOP, warnings
 from moereplay.analysis.report import figures
-from moereplay.analysis.report.cases import Case, Material, Run, cases, interval, runs, title
-from moereplay.analysis.report.cautions import cautions, health, machines, method
+from moereplay.analysis.report.cases import Case, Material, Run, Source, cases, interval, runs, title
 from moereplay.analysis.report.figures import summary, value
 from moereplay.analysis.report.vega import Figure, compiled, runtime, still
-from moereplay.analysis.sentences import Condition, certainty, paragraph, set_names
+from moereplay.analysis.statistics import EXACT
 from moereplay.analysis.tables import SHARES, Share, cell
-from moereplay.analysis.verdict import Verdict, listed, name_of_set
-from moereplay.results.read import fields, label_of
+from moereplay.analysis.verdict import (
+    NO_INTERVAL,
+    Condition,
+    Verdict,
+    certainty,
+    lacking,
+    listed,
+    name_of_set,
+    paragraph,
+    set_names,
+    untimed,
+)
+from moereplay.results.read import fields, label_of, routing_of
 from moereplay.results.read import runs as tidied
-from moereplay.results.remarks import one_label
+from moereplay.results.remarks import assumptions, one_label, seconds_in_words
+from moereplay.results.schema import fields_of
 from moereplay.results.settings import POLICIES, SETTINGS
 from moereplay.traces.documents import json_text
-from moereplay.traces.schema import Provenance
+from moereplay.traces.schema import Provenance, Trace
+from moereplay.traces.summary import Summary, named_synthetic, summarise, synthetic
 from moereplay.traces.texts import counted, escaped_document, escaped_lines
+from moereplay.traces.validator import examine
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -55,7 +75,11 @@ def page(material: Material) -> str:
     made, scripts = contents(material), {"vega": runtime(), "page": _file("page.js")}
     return _template().render(
         contents=made,
-        columns={name: head for name, head in COLUMNS.items() if _is_known(made, name)},
+        columns={
+            name: head
+            for name, head in COLUMNS.items()
+            if any(run["figures"][name] is not None for run in made.data["runs"])
+        },
         data_json=as_json(made.data),
         drawings=as_json({each.name: _drawing(each) for panel in made.panels for each in panel.figures}),
         first=FIRST,
@@ -78,8 +102,15 @@ def _template() -> Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
-    environment.filters |= {"shown": _shown, "ends": _ends, "still": _still, "summary": summary, "meaning": meaning}
-    environment.filters |= {"text": _text, "by_standing": _by_standing}
+    environment.filters |= {
+        "shown": _shown,
+        "ends": _ends,
+        "still": lambda figure: still(escaped_document(figure.spec())),
+        "summary": summary,
+        "meaning": lambda name: MEANINGS.get(name, ""),
+        "text": lambda value: "none" if value in ("", None, []) else str(value),
+        "by_standing": lambda runs: [(group, list(of)) for group, of in groupby(runs, lambda run: run["group"])],
+    }
     environment.globals["value"] = value
     return environment.from_string(_file("page.html"))
 
@@ -103,14 +134,6 @@ def _drawing(figure: Figure) -> dict[str, Any]:
     return {"spec": compiled(escaped_document(figure.spec())), "logarithmic": fields}
 
 
-def _still(figure: Figure) -> str:
-    return still(escaped_document(figure.spec()))
-
-
-def _is_known(made: Contents, name: str) -> bool:
-    return any(run["figures"][name] is not None for run in made.data["runs"])
-
-
 def _shown(number: float | None, name: str) -> str:
     if number is None:
         return "-"
@@ -121,14 +144,6 @@ def _ends(found: dict[str, Any] | None, name: str) -> str:
     if not found:
         return ""
     return f"{_shown(found['low'], name)} to {_shown(found['high'], name)}"
-
-
-def _by_standing(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    return [(group, list(found)) for group, found in groupby(runs, lambda run: run["group"])]
-
-
-def _text(found: Any) -> str:
-    return "none" if found in ("", None, []) else str(found)
 
 
 # Contents
@@ -168,7 +183,11 @@ def contents(material: Material) -> Contents:
     best = brief(found)
     data = {
         "question": question(material, found),
-        "answer": [sentence for panel in panels for sentence in _named(panel, len(panels) > 1)],
+        "answer": [
+            f"{panel.title}: {sentence}" if len(panels) > 1 else sentence
+            for panel in panels
+            for sentence in panel.answer
+        ],
         "budgets": [each._asdict() | {"case": at} for at, case in enumerate(found) for each in budgets(case)],
         "best": best and _best(best, every),
         "interval": best and interval(best.best, best.figure.name),
@@ -191,11 +210,6 @@ def _panel(at: int, case: Case, found: Sequence[Case], every: Sequence[Run], mat
     )
 
 
-def _named(panel: Panel, several: bool) -> list[str]:
-    """Return the sentences of a case, with its title if there are several cases."""
-    return [f"{panel.title}: {sentence}" if several else sentence for sentence in panel.answer]
-
-
 def _best(found: Verdict, every: Sequence[Run]) -> dict[str, Any]:
     run = next(run for run in every if run["identity"] == found.best.settings["identity"])
     alike = {entry.settings["identity"] for entry in (*found.tied[1:], *found.as_good)}
@@ -209,7 +223,7 @@ def _best(found: Verdict, every: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-# -- The question that results answer, and the answer in the sentences of the tables (`analysis/sentences.py`)
+# -- The question that results answer, and the answer in the sentences of the tables (`analysis/verdict.py`)
 
 
 MEANINGS = {each.name: each.help.partition(":")[0].rstrip(".") for each in SETTINGS} | {
@@ -297,7 +311,11 @@ def question(material: Material, cases: Sequence[Case]) -> dict[str, Any]:
         "traces": [_trace(material, digest) for digest in values["trace"]],
         "platforms": values["platform"],
         "varies": {name: found for name, found in values.items() if len(found) > 1},
-        "constant": {name: found[0] for name, found in values.items() if len(found) == 1 and _is_said(name, found[0])},
+        "constant": {
+            name: one
+            for name, (one, *more) in values.items()
+            if not more and (name in ALWAYS or (name in DEFAULTS and one not in (DEFAULTS[name], "", None)))
+        },
     }
 
 
@@ -322,16 +340,12 @@ def _asked(material: Material, cases: Sequence[Case]) -> str:
     platforms = dict.fromkeys(str(case.shared["platform"]) for case in cases)
     decodes = any(case.verdicts and case.verdicts[0].figure.name == "tokens_per_s" for case in cases)
     places = ", ".join(platforms)
-    asked = "decodes fastest" if decodes else "hits most"
     of = counted(len(material.frame), "cache configuration")
     sizes = max((len(case.conditions) for case in cases), default=0)
     if sizes:
-        return f"Which policies {_plural(asked)} at each of {sizes} capacities for {', '.join(models)} on {places}?"
-    return f"Which of {of} {asked} for {', '.join(models)} on {places}?"
-
-
-def _plural(asked: str) -> str:
-    return asked.replace("decodes", "decode").replace("hits", "hit")
+        wanted = "decode fastest" if decodes else "hit most"
+        return f"Which policies {wanted} at each of {sizes} capacities for {', '.join(models)} on {places}?"
+    return f"Which of {of} {'decodes fastest' if decodes else 'hits most'} for {', '.join(models)} on {places}?"
 
 
 def _model_of(material: Material, case: Case) -> str:
@@ -356,10 +370,259 @@ def _size(value: Any) -> float:
     return float(digits) if digits else float("inf")
 
 
-def _is_said(name: str, value: Any) -> bool:
-    return name in ALWAYS or (name in DEFAULTS and value not in (DEFAULTS[name], "", None))
+# Warnings
 
 
-def meaning(name: str) -> str:
-    """Explain what a setting controls."""
-    return MEANINGS.get(name, "")
+def cautions(
+    material: Material,
+    cases: Sequence[Case],
+    traces: Sequence[Mapping[str, Any]],
+    platforms: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """Return every warning once, most important first."""
+    lines = untimed([entry for case in cases for entry in case.entries])
+    said = [
+        *_synthetic(material),
+        *_incomplete(material),
+        *_of_rows(material),
+        *estimates(platforms),
+        *dense_weights(material),
+        *_samples(cases),
+        *([" ".join(line.strip() for line in lines)] if lines else []),
+        *material.remarks,
+        *caution_lines([dict(each) for each in traces]),
+        *([] if material.frame.is_empty() else of_checks(material.checks, candidates_of(material.frame))),
+    ]
+    return list(dict.fromkeys(said))
+
+
+def _synthetic(material: Material) -> list[str]:
+    """Name synthetic routing of the results, or of the traces if there are curves only."""
+    if not material.frame.is_empty():
+        return routing_of(material.frame)
+    models = material.curves["model"].unique().to_list()
+    known = [synthetic(each.trace.header.provenance) for each in material.sources.values() if each.trace]
+    return assumptions(known) or assumptions(map(named_synthetic, models))
+
+
+def _incomplete(material: Material) -> list[str]:
+    versions = versions_of_semantics(material)
+    mixed = f"results of semantics {', '.join(map(str, versions))} are together here, and cannot be compared"
+    failed = (
+        f"{counted(material.failed, 'configuration')} without a result: `moereplay sweep show --errors` "
+        f"shows the reasons"
+    )
+    return [*([failed] if material.failed else []), *([mixed] if len(versions) > 1 else [])]
+
+
+def _of_rows(material: Material) -> list[str]:
+    """Warn of small capacities and of routing that cannot react."""
+    if material.frame.is_empty():
+        return []
+    rows = tidied(material.frame).sort("capacity_bytes", "identity")
+    warned = {about["identity"]: about.get("warning") for about in material.frame["about"].to_list()}
+    said = warnings(
+        (capacity, warned[identity]) for capacity, identity in rows.select("capacity", "identity").iter_rows()
+    )
+    return [*said, *([OPEN_LOOP] if "open-loop" in label_of(material.frame) else [])]
+
+
+def _samples(cases: Sequence[Case]) -> list[str]:
+    """Warn of few requests, missing rows, and dependent requests."""
+    few: dict[int, list[str]] = {}
+    for case in (each for each in cases if each.requests < FEW and not each.synthetic):
+        few.setdefault(case.requests, []).append(title(case, cases))
+    said = [
+        f"{'; '.join(of) + ': ' if len(cases) > 1 else ''}{NO_INTERVAL[lacking(requests)]}"
+        for requests, of in sorted(few.items())
+    ]
+    for case in (each for each in cases if each.requests >= FEW and not each.synthetic):
+        for found in case.verdicts:
+            if (own := found.own()) and own.low is None and own.why:
+                said.append(f"{title(case, cases)}: no interval of {found.figure.title}: {own.why}")
+    if any(case.shares_a_cache and case.requests >= FEW for case in cases):
+        said.append("intervals take requests to be independent, but these share a cache (--reset request empties it)")
+    return said
+
+
+# Health of traces
+
+
+def health(material: Material) -> list[dict[str, Any]]:
+    """Return statistics and findings of every trace of the results. Raises TraceError on damaged rows."""
+    return [_trace_of(digest, source) for digest, source in sorted(material.sources.items())]
+
+
+def _trace_of(digest: str, source: Source) -> dict[str, Any]:
+    named = {"digest": digest, "name": source.name}
+    if source.trace is None:
+        return named | {"missing": source.missing, "figures": {}, "layers": [], "findings": []}
+    found, findings = summarise(source.trace), examine(source.trace)
+    return named | {
+        "missing": "",
+        "figures": _statistics(source.trace, found),
+        "layers": [
+            {"layer": at, "reuse": layer.reuse, "entropy": layer.entropy, "busiest/mean": layer.imbalance}
+            | {f"recall +{depth}": share for depth, share in layer.recall.items()}
+            for at, layer in enumerate(found.layers)
+        ],
+        "findings": [{"level": each.level, "check": each.check, "text": each.text} for each in findings],
+        "complete": source.trace.complete,
+    }
+
+
+def _statistics(trace: Trace, found: Summary) -> dict[str, Any]:
+    geometry, depths = found.geometry, found.layers[0].recall
+    recall = {
+        f"look-ahead recall, {depth} layer{'s' * (depth > 1)} on": _share(
+            fmean(layer.recall[depth] for layer in found.layers if depth in layer.recall)
+        )
+        for depth in depths
+    }
+    return {
+        "model": trace.header.provenance.model,
+        "experts": f"{geometry.layers} MoE layers, top-{geometry.k} of {geometry.experts}",
+        "bytes of all experts": f"{found.bytes_of_experts:,}",
+        "requests": f"{found.requests:,}",
+        "tokens": f"{found.tokens:,}: {found.prompt_tokens:,} of prompts, {found.decode_tokens:,} decoded",
+        "holds": ", ".join(found.capabilities),
+        "reuse by the next token": f"{_share(found.reuse)}; {_share(found.chance)} by chance",
+        "evenness of use (entropy)": f"{fmean(layer.entropy for layer in found.layers):.3f}",
+        **recall,
+        "notes": "; ".join(trace.header.provenance.notes) or "none",
+    }
+
+
+def caution_lines(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Return warnings and errors of the checks, and traces that are incomplete or missing."""
+    said = []
+    for each in found:
+        if each["missing"]:
+            said.append(f"trace {each['digest'][:12]} was not examined: {each['missing']}")
+        elif not each["complete"]:
+            said.append(f"trace {each['digest'][:12]} is not complete: only committed requests were replayed")
+        said += [f"trace {each['name']}: {one['text']}" for one in each["findings"] if one["level"] != "ok"]
+    return said
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+# Machines
+
+
+def machines(material: Material) -> list[dict[str, Any]]:
+    """Return every platform: the basis of its seconds, the changes in its name, and its figures."""
+    if material.frame.is_empty():
+        return []
+    stored = {name: figures for one in material.provenances for name, figures in one.get("platforms", {}).items()}
+    return [
+        {
+            "name": name,
+            "seconds": seconds,
+            "changes": name.split(":")[1:],
+            "figures": dict(_flat(stored.get(name.partition(":")[0], {}))),
+        }
+        for name, seconds in _seconds(material).items()
+    ]
+
+
+def _seconds(material: Material) -> dict[str, str]:
+    platforms = tidied(material.frame)["platform"].to_list()
+    found: dict[str, str] = {}
+    for name, about in sorted(zip(platforms, material.frame["about"].to_list(), strict=True), key=lambda each: each[0]):
+        found[name] = seconds_in_words(about, "calibrated: ")
+    return found
+
+
+def estimates(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name platforms whose seconds are estimates."""
+    named: dict[str, list[str]] = {}
+    for each in found:
+        if not each["seconds"].startswith("calibrated"):
+            named.setdefault(each["seconds"], []).append(each["name"])
+    said = "hit rates and bytes are counted"
+    return [f"seconds of {', '.join(names)}: {seconds}; {said}" for seconds, names in named.items()]
+
+
+def dense_weights(material: Material) -> list[str]:
+    """Return the assumptions of the results on dense weights."""
+    if "assumed" not in fields_of(material.frame.schema.get("about")):
+        return []
+    said = material.frame.select(pl.col("about").struct.field("assumed")).to_series().drop_nulls()
+    return sorted(set(said))
+
+
+def _flat(figures: Any, inside: str = "") -> Iterator[tuple[str, str]]:
+    """Flatten figures to dotted names, as in a platform file."""
+    if isinstance(figures, Mapping):
+        for name, value in figures.items():
+            yield from _flat(value, f"{inside}.{name}" if inside else str(name))
+    elif isinstance(figures, list):
+        for at, value in enumerate(figures):
+            yield from _flat(value, f"{inside}[{at}]")
+    elif figures is not None:
+        whole = isinstance(figures, float) and figures.is_integer() and abs(figures) < 1e18
+        yield inside, cell(int(figures)) if whole else cell(figures)
+
+
+def versions_of_semantics(material: Material) -> list[int]:
+    """Return the semantics versions of all results; several cannot be compared."""
+    known = "semantics" in fields(material.frame) if not material.frame.is_empty() else False
+    return sorted(set(tidied(material.frame)["semantics"].to_list())) if known else []
+
+
+# Method
+
+OF_METHOD = ("contract", "passes", "scope", "reset", "seed")
+BOUNDS = (
+    "No eviction without prefetch hits more than Belady's bound, in the same bytes, even if it knows the future; no "
+    "cache without prefetch hits more than the compulsory limit. A policy that prefetches may exceed both. Policies "
+    "that know the future are never named as the answer."
+)
+STATISTICS = (
+    "Requests are the samples. Intervals are 95%: Student's t of the jackknife over requests; the first, which meets "
+    f"an empty cache, is part of a figure but not of its spread. Fewer than {FEW} requests have none, nor has a figure "
+    "that it or a long tail of lengths decides. Differences are "
+    f"of the same requests under both: exact sign-flip test up to {EXACT} requests, Student's t beyond, corrected for "
+    "all pairs by Holm's method."
+)
+REPEAT = (
+    "Every configuration of this page has the command that replays it. The same trace, configuration and version give "
+    "the same counters to the last digit."
+)
+
+
+def method(material: Material) -> dict[str, Any]:
+    """Return semantics, settings of all replays, versions, and how to read bounds and intervals, by name."""
+    versions = versions_of_semantics(material)
+    return {
+        "semantics version": ", ".join(map(str, versions or material.curves["semantics"].unique().sort())),
+        **_settings(material),
+        "engine": _all(str(one.get("engine", "unknown")) for one in material.provenances),
+        "replayed with": _all(_versions(one) for one in material.provenances),
+        "page made with": f"moereplay {material.version}",
+        "bounds": BOUNDS,
+        "statistics": STATISTICS,
+        "repeat": REPEAT,
+    }
+
+
+def _settings(material: Material) -> dict[str, str]:
+    if material.frame.is_empty():
+        return {}
+    table = tidied(material.frame)
+    return {name: _all(map(str, table[name].to_list())) for name in OF_METHOD if name in table.columns}
+
+
+def _versions(provenance: Any) -> str:
+    versions = dict(provenance.get("versions") or {})
+    commit = f" ({provenance['commit'][:12]})" if provenance.get("commit") else ""
+    first = f"moereplay {versions.pop('moereplay', 'unknown')}{commit}"
+    return ", ".join([first, *(f"{name} {version}" for name, version in sorted(versions.items()) if version)])
+
+
+def _all(texts: Any) -> str:
+    found: Sequence[str] = sorted(set(texts))
+    return "; ".join(found) or "unknown"

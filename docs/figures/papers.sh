@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The figures of docs/papers.md, from the bundled recording and, if a folder of other people's is named, from its public
+# The pictures of studies/pages/papers.md, from the bundled recording and, if a folder of other people's is named, from its public
 # routing of OLMoE (olmoe-1b-7b.jsonl) and of gpt-oss-20b (Apache-2.0), as far as it has them; with the documents of live
 # runs if a folder of them is named.
 # usage: docs/figures/papers.sh [FOLDER of recordings] [FOLDER of live/*.json]

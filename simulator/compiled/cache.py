@@ -26,7 +26,6 @@ from moereplay.simulator.compiled.ranking import (
     clear_needed,
     count_first_use,
     count_use,
-    first_of_queue,
     forget_uses,
     invalidate,
     invalidate_expert,
@@ -151,12 +150,6 @@ def pin_unlisted(s, y):
             invalidate(s, y)
 
 
-@fast
-def is_for_good(s, y):
-    """Return whether copy y never leaves."""
-    return s["n_resident"] > 0 and s.owned[y]["for_good"] == 1
-
-
 @called
 def keep_for_good(s):
     """Make the copies that never leave resident; they take nothing of the pools' capacity."""
@@ -168,7 +161,7 @@ def keep_for_good(s):
 @fast
 def unpin(s, y):
     copy = s.copies[y]
-    if copy["protected"] == 1 and not is_for_good(s, y):
+    if copy["protected"] == 1 and (s["n_resident"] == 0 or s.owned[y]["for_good"] == 0):
         copy["protected"] = 0
         if s.owned[y]["member"] == 1:
             s.pools[pool_of(s, y)]["open"] += copy["bytes"]
@@ -198,14 +191,6 @@ def mark_computed(s, x, y):
         s["cache"]["done_now"] += 1
 
 
-@fast
-def unpin_demanded(s):
-    """Unpin the step's demand on the fast path: `end_step` for copies of `use_without_events`."""
-    for n in range(s["demand"]["demanded"]):
-        unpin(s, s.demand_expert[n])
-    forget_all_done(s)
-
-
 @called
 def end_step(s):
     """Unpin all copies: nothing is pinned between the start of a step and its gate."""
@@ -226,20 +211,6 @@ def forget_all_done(s):
 
 
 # arrival
-
-
-@fast
-def occupy(s, y):
-    """Reserve the bytes of copy y when its transfer starts."""
-    s.pools[pool_of(s, y)]["used"] += s.copies[y]["bytes"]
-    set_state(s, y, IN_FLIGHT)
-
-
-@called
-def bypass(s, y):
-    """Direct the transfer of a rejected copy to the bypass buffer."""
-    s["cache"]["bypassed"] = y
-    set_state(s, y, IN_FLIGHT)
 
 
 @fast
@@ -358,12 +329,12 @@ def clear_cache(s):
         copy, mine = s.copies[y], s.owned[y]
         copy["state"], copy["protected"], copy["entered"], copy["prefetched"] = ABSENT, 0, 0, 0
         mine["evicted_pass"], mine["entered_step"] = NEVER_LEFT, 0
-        mine["member"], mine["listed"], mine["done"], mine["ever"] = 0, 0, 0, 0
+        mine["member"], mine["listed"], mine["done"], mine["ever"], mine["side"] = 0, 0, 0, 0, 0
     for pool in range(s["n_pools"]):
         s.pools[pool]["used"], s.pools[pool]["open"] = 0, 0
     cache = s["cache"]
     cache["pinned_now"], cache["done_now"], cache["arrivals"] = 0, 0, 0
-    cache["bypassed"] = NONE
+    cache["bypassed"], s["side_buffer"]["in_side"] = NONE, 0
 
 
 # Victim selection and space in a pool: whether evictions can free enough, and whether the policy admits a copy.
@@ -470,7 +441,10 @@ def victim_by_key(s, keys, pool):
     if s.pools[pool]["open"] <= 0:
         return smallest_last_resort(s, keys, pool)
     if s["queue"] != NO_QUEUE:
-        return first_of_queue(s, pool)
+        y = s.behind[s["n_copies"] + pool]
+        while s.copies[y]["protected"] == 1:
+            y = s.behind[y]
+        return y
     return smallest(s, keys, pool)
 
 
@@ -552,9 +526,11 @@ def claim(s, hooks, y):
         return claim_side(s, y)
     claimed = make_space(s, hooks, y, is_prefetch)
     if claimed == GRANTED:
-        occupy(s, y)
+        s.pools[pool_of(s, y)]["used"] += s.copies[y]["bytes"]
+        set_state(s, y, IN_FLIGHT)
     elif s["has_admit"] == 1 and claimed == BYPASSED:
-        bypass(s, y)
+        s["cache"]["bypassed"] = y
+        set_state(s, y, IN_FLIGHT)
         count(s, DECLINED, layer_of(s, y), 1)
     return claimed
 
@@ -630,10 +606,3 @@ def promote(s, hooks, y):
     note(s, IS_PROMOTE, y, BY_DEMAND)
     if s["listeners_on_insert"] != 0:
         on_insert(s, hooks, y, 0)
-
-
-@called
-def clear_side_buffers(s):
-    s["side_buffer"]["in_side"] = 0
-    for y in range(s["n_copies"]):
-        s.owned[y]["side"] = 0

@@ -45,30 +45,6 @@ def is_over(s):
     return s["compute"]["program_counter"] == OVER
 
 
-@fast
-def is_idle(s):
-    """Return whether compute has waited for a request: the next pass begins now."""
-    return s["compute"]["program_counter"] == STEP
-
-
-@fast
-def work_on(s, turn):
-    """Set the access that compute loads or runs."""
-    s["compute"]["running"] = turn
-
-
-@fast
-def begin_spending(s):
-    """Set compute's busy time in this step to 0."""
-    s["compute"]["spent"] = 0
-
-
-@fast
-def spend(s, spent):
-    """Add to compute's busy time in this step, ns."""
-    s["compute"]["spent"] += spent
-
-
 #: The time of an event that is not scheduled.
 NEVER_DUE = (1 << 63) - 1
 #: Kinds of events.
@@ -131,12 +107,6 @@ def go_on(s):
 @fast
 def stop(s):
     s["clock"]["go"] = 0
-
-
-@fast
-def cpu_busy(s, spent):
-    """Keep the CPU busy for `spent` ns."""
-    s["clock"]["cpu_at"] = s["clock"]["time"] + spent
 
 
 @fast

@@ -24,19 +24,15 @@ from moereplay.simulator.compiled.clock import (
     SUGGEST,
     TURN,
     advance,
-    begin_spending,
     busy_until,
-    cpu_busy,
     cpu_busy_until,
     cpu_is_busy,
     go_to,
     resume,
-    spend,
     stop,
     suggest_if,
     wait,
     wake_links,
-    work_on,
 )
 from moereplay.simulator.compiled.counters import (
     BY_COMPUTE,
@@ -54,23 +50,15 @@ from moereplay.simulator.compiled.counters import (
     IS_STAGE,
     LOADING_NS,
     STALL_NS,
+    WIDTH,
     begin_pass,
     count,
     count_here,
     end_pass,
-    open_page,
     span,
 )
 from moereplay.simulator.compiled.demand import count_changed, count_unchanged
-from moereplay.simulator.compiled.gate import (
-    close_gate,
-    look_up,
-    mark_arrived,
-    mark_executed,
-    mark_in_round,
-    open_gate,
-    use_all,
-)
+from moereplay.simulator.compiled.gate import look_up, open_gate, set_absent, use_all
 from moereplay.simulator.compiled.link import (
     NO_CPU_WAITS,
     any_announced,
@@ -99,6 +87,7 @@ from moereplay.simulator.compiled.passes import next_pass_begins, reset_if_due
 from moereplay.simulator.compiled.state import (
     DELAYED,
     FETCH,
+    HAS_RUN,
     HIT,
     IN_ROUND,
     NO_CPU,
@@ -116,23 +105,16 @@ from moereplay.simulator.errors import LATEST_NS
 from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import called, fast
 
+
+@fast
+def spend(s, spent):
+    """Add to compute's busy time in this step, ns."""
+    s["compute"]["spent"] += spent
+
+
 # The CPU's share of a step: misses that it computes from the tier that it reads, beside links and compute.
 #
 # It works on one expert at a time, first queued first served. What it has to wait for comes into its tier first.
-
-
-@fast
-def bring(s):
-    """Hold what is where the CPU reads; queue the rest to come."""
-    if s["cpu_tier"] > 0:
-        bring_all(s)
-
-
-@called
-def bring_all(s):
-    for i in range(s["gate"]["served"]):
-        if s.accesses[i]["served"] == ON_CPU and not bring_for_cpu(s, s.accesses[i]["y"]):
-            count(s, CPU_ABSENT, s.now["layer"], 1)
 
 
 @called
@@ -148,7 +130,10 @@ def start_cpu(s):
             return
         cpu["left"] += 1
         if s["cpu_tier"] == 0 or s.owned[s.accesses[i]["y"]]["for_cpu"] == NO_CPU_WAITS:
-            spent = cost_on_cpu(s, i, contended) + synchronise(s)
+            spent = cost_on_cpu(s, i, contended)
+            if cpu["synced"] != s.now["step"] + 1:  # the first work of a step that is queued at its gate
+                cpu["synced"] = s.now["step"] + 1
+                spent += s["sync_ns"]
             begin_work(s, i, after, spent)
             after += spent
             queue_work(s, i, s["clock"]["time"] + after)
@@ -165,15 +150,6 @@ def cost_on_cpu(s, i, contended):
 
 
 @fast
-def synchronise(s):
-    """Return what the first work of a step that is queued at its gate takes more, ns."""
-    if s["sync_ns"] == 0 or s["cpu"]["synced"] == s.now["step"] + 1:
-        return 0
-    s["cpu"]["synced"] = s.now["step"] + 1
-    return s["sync_ns"]
-
-
-@fast
 def begin_work(s, i, after, spent):
     """Count and log a work that begins in `after` ns."""
     count(s, CPU_NS, s.now["layer"], spent)
@@ -185,12 +161,6 @@ def queue_work(s, i, until):
     """Queue the work of the i-th access; `until`: its end, ns, if it is known."""
     s.cpu_queue[s["cpu"]["end"]], s.cpu_until[s["cpu"]["end"]] = i, until
     s["cpu"]["end"] += 1
-
-
-@fast
-def cpu_has_work(s):
-    """Return whether the CPU has yet to compute an expert of the look-up, one that has to come first among them."""
-    return s["cpu"]["left"] > 0 if s["cpu_tier"] > 0 else cpu_is_busy(s)
 
 
 # with a tier that the CPU reads: an event at the end of each work
@@ -218,7 +188,7 @@ def begin_next(s):
     i = s.cpu_queue[s["cpu"]["first"]]
     spent = cost_on_cpu(s, i, any_link_is_busy(s))
     begin_work(s, i, 0, spent)
-    cpu_busy(s, spent)
+    cpu_busy_until(s, s["clock"]["time"] + spent)
 
 
 @called
@@ -236,12 +206,6 @@ def work_on_arrival(s):
 # Loading: compute's own work on each demand, and on each prefetch if the platform says so, before its transfer.
 
 
-@fast
-def begin_loading(s):
-    """Start again at the first access."""
-    s["loading"]["next"] = 0
-
-
 @called
 def next_load(s):
     """Return the next access to be fetched, in demand order, or NONE."""
@@ -250,14 +214,6 @@ def next_load(s):
         if s.accesses[s["loading"]["next"] - 1]["served"] == FETCH:
             return s["loading"]["next"] - 1
     return NONE
-
-
-@fast
-def fetch_all_announced(s):
-    """Queue all loaded demands, in demand order."""
-    begin_loading(s)
-    while any_announced(s):
-        fetch_announced(s, s.accesses[next_load(s)]["y"])
 
 
 @fast
@@ -295,7 +251,12 @@ def go_on_loading(s, at):
         busy_until(s, spent, PRELOADED)
     elif at == PRELOADED:
         prefetch_loaded(s)
-        go_to(s, PRELOAD if any_to_load(s) else after_preloads(s))
+        if any_to_load(s):
+            go_to(s, PRELOAD)
+        elif s["after_demand"] == 1:
+            go_to(s, CLOSE)
+        else:
+            go_to(s, TURN if s["sequential"] == 1 else BEGIN)
     else:
         go_to(s, PRELOAD if any_to_load(s) else TURN)
         wake_links(s)
@@ -306,14 +267,6 @@ def hand_over(s, turn):
     """Queue a demand that was loaded, unless those of a step are queued together."""
     if not queues_together(s):
         fetch_announced(s, s.accesses[turn]["y"])
-
-
-@fast
-def after_preloads(s):
-    """Return the state that follows when all prefetches are loaded."""
-    if s["after_demand"] == 1:
-        return CLOSE
-    return TURN if s["sequential"] == 1 else BEGIN
 
 
 @fast
@@ -329,20 +282,18 @@ def begin_load(s):
         turn = next_load(s)
     if turn == NONE:
         if queues_together(s):
-            fetch_all_announced(s)
-        atomic = s["sequential"] == 0
-        suggest_if(s, atomic and s["after_demand"] == 0, BEGIN if atomic else after_load(s))
+            s["loading"]["next"] = 0
+            while any_announced(s):
+                fetch_announced(s, s.accesses[next_load(s)]["y"])
+        if s["sequential"] == 0:
+            suggest_if(s, s["after_demand"] == 0, BEGIN)
+        else:
+            go_to(s, PRELOAD if any_to_load(s) else TURN)
         return
     spent = load(s, turn)
     spend(s, spent)
-    work_on(s, turn)
+    s["compute"]["running"] = turn
     busy_until(s, spent, LOADED)
-
-
-@fast
-def after_load(s):
-    """Return the state after the load of the current expert, contract `sequential`."""
-    return PRELOAD if any_to_load(s) else TURN
 
 
 # Stages of compute if links read matrix by matrix: rounds of available experts, in one stage per matrix.
@@ -405,17 +356,12 @@ def has_started(s, i):
 def all_started(s):
     """Return whether every link on which demands wait has started a batch that has not been computed."""
     for link in range(s["n_links"]):
-        if demand_waits(s, link) and not link_has_started(s, link):
+        started = not demand_waits(s, link)
+        for i in range(s["gate"]["served"]):
+            started = started or (has_started(s, i) and home_of(s, s.accesses[i]["y"]) == link)
+        if not started:
             return False
     return True
-
-
-@called
-def link_has_started(s, link):
-    for i in range(s["gate"]["served"]):
-        if has_started(s, i) and home_of(s, s.accesses[i]["y"]) == link:
-            return True
-    return False
 
 
 @called
@@ -431,7 +377,7 @@ def open_round(s):
         if s["sequential"] == 1 and hits and served != HIT:
             continue
         staged = staged or served == FETCH or (served == DELAYED and not is_here(s, i))
-        mark_in_round(s, i)
+        s.accesses[i]["served"] = IN_ROUND
         if s["sequential"] == 1:
             break
     s["round"]["stages"], s["round"]["stage"] = s["matrices"] if staged else 1, 1
@@ -485,7 +431,7 @@ def finish_stage(s):
             mark_computed(s, access["x"], access["y"])
             if s["sequential"] == 1:
                 unpin(s, access["y"])
-            mark_executed(s, i)
+            s.accesses[i]["served"] = HAS_RUN
     if s["sequential"] == 0 and next_left(s, 0) != NONE:
         wake_links(s)
 
@@ -562,16 +508,17 @@ def point(s, index, layer):
     here["phase"], here["tokens"] = s.pass_phase[index], s["compute"]["tokens"]
     here["request"], here["clock"] = s.pass_request[index], s["compute"]["start"]
     here["position"] = s.pass_position[index]
-    close_gate(s)
-    open_page(s, layer)
+    here["gated"] = 0
+    s["counters"]["page"] = (layer * 2 + here["phase"]) * WIDTH
 
 
 @fast
 def begin_gate(s):
-    """Reset the step's progress before its first look-up."""
+    """Open the gate, and reset the step's progress before its first look-up."""
     compute = s["compute"]
-    compute["gated_at"], compute["coming"] = s["clock"]["time"], 0
-    begin_spending(s)
+    s.now["gated"] = 1
+    set_absent(s, -1)  # not known yet
+    compute["gated_at"], compute["coming"], compute["spent"] = s["clock"]["time"], 0, 0
     compute["turn"], compute["looked_up"], compute["gathered"] = 0, 0, 0
 
 
@@ -627,7 +574,10 @@ def look(s, hooks):
     last = min(first + 1, s["demand"]["demanded"]) if sequential else s["demand"]["demanded"]
     compute["looked_up"], compute["turn"] = last, 0
     look_up(s, hooks, first, last)
-    bring(s)
+    if s["cpu_tier"] > 0:  # hold what is where the CPU reads; queue the rest to come
+        for i in range(s["gate"]["served"]):
+            if s.accesses[i]["served"] == ON_CPU and not bring_for_cpu(s, s.accesses[i]["y"]):
+                count(s, CPU_ABSENT, s.now["layer"], 1)
     compute["coming"] += use_all(s, hooks)
     suggest_if(s, not sequential and s["after_demand"] == 0 and not any_announced(s), SHARE)
 
@@ -639,7 +589,7 @@ def share(s):
         start_cpu(s)
     go_to(s, TURN)
     if any_announced(s):
-        begin_loading(s)
+        s["loading"]["next"] = 0
         go_to(s, LOAD)
     elif any_to_load(s):
         go_to(s, PRELOAD)
@@ -695,7 +645,9 @@ def next_turn(s):
         compute["gathered"] = 0
         return ROUND
     if compute["coming"] == 0:
-        return WAIT if cpu_has_work(s) else NO_TURN
+        # the CPU has experts of the look-up to compute, one that has to come first among them
+        works = s["cpu"]["left"] > 0 if s["cpu_tier"] > 0 else cpu_is_busy(s)
+        return WAIT if works else NO_TURN
     if not has_arrived(s):
         return WAIT
     return s.slot[expert_of(s, take_arrived(s)) - s.now["layer"] * s["experts"]]
@@ -719,7 +671,7 @@ def all_here(s):
 def gather(s):
     """Mark all arrivals as hits, so that they run with the resident experts in demand order."""
     while has_arrived(s):
-        mark_arrived(s, s.slot[expert_of(s, take_arrived(s)) - s.now["layer"] * s["experts"]])
+        s.accesses[s.slot[expert_of(s, take_arrived(s)) - s.now["layer"] * s["experts"]]]["served"] = HIT
     s["compute"]["turn"], s["compute"]["gathered"] = 0, 1
 
 
@@ -743,12 +695,12 @@ def run_expert(s, turn):
     """Start one expert; return its duration, ns."""
     spent = cost_of(s, turn)
     length = lasting(s, s.accesses[turn]["y"], spent)
-    work_on(s, turn)
+    s["compute"]["running"] = turn
     spend(s, spent)
     count(s, EXPERT_NS, s.now["layer"], spent)
     span(s, IS_EXPERT, s.accesses[turn]["y"], 0, length, BY_COMPUTE)
     if s["waits_for_all"] == 1:
-        mark_executed(s, turn)
+        s.accesses[turn]["served"] = HAS_RUN
     return length
 
 

@@ -82,12 +82,6 @@ def lived(s, layer, steps):
     s.lifetimes[(layer * 2 + s.now["phase"]) * BUCKETS + min(bit_length(steps), BUCKETS - 1)] += 1
 
 
-@fast
-def open_page(s, layer):
-    """Select the layer of `count_here`."""
-    s["counters"]["page"] = (layer * 2 + s.now["phase"]) * WIDTH
-
-
 @called
 def begin_pass(s, index, tokens):
     """Charge the request of this pass from here on. A request begins with its first row."""

@@ -268,7 +268,6 @@ def count_tokens(s, layer):
     """Count all tokens; `units` must hold the new weights."""
     for t in range(s["compute"]["tokens"]):
         match(s, t, layer)
-        count_kept(s, t, layer)
         if s["scored"] == 1:
             count_displacement(s, t, layer)
         if s["weighted"] == 1:
@@ -278,17 +277,10 @@ def count_tokens(s, layer):
 
 @called
 def match(s, t, layer):
-    """Find each routed expert's position in the run, and each executed expert's position in the routing, or NONE."""
-    own, run = s.token_ids[token_at(s, t), layer], s.ran[t]
+    """Find routed experts in the run, and executed experts in the routing, or NONE; count the routed ones that run."""
+    own, run, total = s.token_ids[token_at(s, t), layer], s.ran[t], 0
     for j in range(s["width"]):
         s.own_in_run[j], s.run_in_own[j] = last_place(run, own[j]), last_place(own, run[j])
-
-
-@called
-def count_kept(s, t, layer):
-    """Count the routed experts that run."""
-    total = 0
-    for j in range(s["width"]):
         total += 1 if s.own_in_run[j] != NONE else 0
     count_for(s, t, ASSIGNMENTS_KEPT, layer, total)
 
@@ -400,8 +392,9 @@ def route(s, hooks):
             count_recorded(s)
         choose(s, hooks.choose)
     if s["demand"]["changed"] == 0:
-        if s["arrives"] == 1:
-            take_union(s)
+        if s["arrives"] == 1:  # rows that are not known before the run
+            take_weights(s)
+            unite(s, 1 - s["weighted"])
         else:
             recall(s)
 
@@ -411,25 +404,15 @@ def begin_demand(s):
     """Read the trace's arrays that policies may see, if any policy reads them."""
     s["demand"]["changed"] = 0
     if s["reads_ids"] == 1:
-        read_gate(s)
+        read_ids(s)
+        if s["scored"] == 1:
+            read_scores(s)
+        if s["reads_weights"] == 1 and s["weighted"] == 1:
+            for t in range(s["compute"]["tokens"]):
+                for j in range(s["width"]):
+                    s.weights[t, j] = to_units(s.token_weights[token_at(s, t), s.now["layer"], j])
     if s["batched"] == 1 and (s["scored"] == 1 or s["n_look"] > 0):
         gather(s)
-
-
-@called
-def mark_changed(s):
-    """Note that tokens run other experts than recorded."""
-    s["demand"]["changed"] = 1
-
-
-@fast
-def read_gate(s):
-    """Read the arrays of the gate that are not part of the demand."""
-    read_ids(s)
-    if s["scored"] == 1:
-        read_scores(s)
-    if s["reads_weights"] == 1 and s["weighted"] == 1:
-        read_weights(s)
 
 
 @called
@@ -458,15 +441,6 @@ def widen(given, row):
     """Copy a row into one of another type."""
     for e in range(len(given)):
         row[e] = given[e]
-
-
-@called
-def read_weights(s):
-    """Copy the router's gate weights, in UNITs."""
-    layer = s.now["layer"]
-    for t in range(s["compute"]["tokens"]):
-        for j in range(s["width"]):
-            s.weights[t, j] = to_units(s.token_weights[token_at(s, t), layer, j])
 
 
 @called
@@ -518,15 +492,6 @@ def recall(s):
         recall_one(s, n, first + n)
 
 
-@called
-def take_union(s):
-    """Build the recorded demand of rows that are not known before the run."""
-    take_weights(s)
-    s["demand"]["demanded"] = union_of(
-        s, 1 - s["weighted"], s.demand_expert, s.demand_rank, s.demand_mass, s.demand_sum, s.demand_tokens
-    )
-
-
 # the demand of a routing policy
 
 
@@ -562,7 +527,7 @@ def take_choice(s):
                 fail(s, BAD_CHOICE, s.chosen[t, j])
                 return False
             if s.chosen[t, j] != s.ids[t, j]:
-                mark_changed(s)
+                s["demand"]["changed"] = 1
             s.ids[t, j], s.ran[t, j] = s.chosen[t, j], s.chosen[t, j]
     return True
 
@@ -575,6 +540,12 @@ def rebuild_demand(s):
         for t in range(s["compute"]["tokens"]):
             for j in range(s["width"]):
                 s.weights[t, j] = s.units[t, j]
+    unite(s, by_rank)
+
+
+@called
+def unite(s, by_rank):
+    """Build the demand as the union of the experts that the tokens run."""
     s["demand"]["demanded"] = union_of(
         s, by_rank, s.demand_expert, s.demand_rank, s.demand_mass, s.demand_sum, s.demand_tokens
     )
@@ -584,7 +555,7 @@ def rebuild_demand(s):
 def run_instead(s, t, j, expert):
     """Replace the j-th expert of token t by another, or by none (NONE)."""
     s.ran[t, j] = expert
-    mark_changed(s)
+    s["demand"]["changed"] = 1
 
 
 # the union of the demand
@@ -667,7 +638,7 @@ def drop(s, access):
         for j in range(s["width"]):
             if s.ran[t, j] == e:
                 run_instead(s, t, j, NONE)
-    mark_changed(s)
+    s["demand"]["changed"] = 1
     count(s, counters.DROPPED, s.now["layer"], 1)
 
 
@@ -688,7 +659,7 @@ def substitute(s, hook, access):
         if other == NONE:
             needed += 1
             continue
-        if not is_eligible(s, t, other):
+        if not (0 <= other < s["experts"] and s.eligible[other] == 1 and first_place(s.ran[t], other) == NONE):
             fail(s, BAD_STAND_IN, other)
             return
         run_instead(s, t, j, other)
@@ -698,13 +669,6 @@ def substitute(s, hook, access):
     access["tokens"], access["y"] = needed, access["x"] * s["precisions"]
     if needed == 0:
         access["served"] = REPLACED
-
-
-@called
-def find_residents(s):
-    """Mark the layer's resident experts as eligible."""
-    for e in range(s["experts"]):
-        mark_if_resident(s, e)
 
 
 @fast
@@ -724,12 +688,6 @@ def substitute_for(s, hook, t, j):
         if s.ran[t, i] != NONE:
             mark_if_resident(s, s.ran[t, i])
     return other
-
-
-@fast
-def is_eligible(s, t, e):
-    """Return whether expert e is a resident one of the layer that the token does not run."""
-    return 0 <= e < s["experts"] and s.eligible[e] == 1 and first_place(s.ran[t], e) == NONE
 
 
 @called

@@ -16,7 +16,6 @@ import numpy as np
 from moereplay.policies.contract import RESIDENT, PolicyError
 from moereplay.results.counters import COUNTERS, PHASES, queued, reported
 from moereplay.results.result import Event, Row
-from moereplay.simulator.arrivals import source_of_trace
 from moereplay.simulator.compiled import hooks
 from moereplay.simulator.compiled.clock import NEVER_DUE, OVER
 from moereplay.simulator.compiled.counters import (
@@ -171,11 +170,6 @@ def _times(columns: list[int]) -> Row:
     }
 
 
-def events_of(state: SimulationState, spec: RunSpec) -> list[Event]:
-    """Return the event log with names."""
-    return [event_of(line, spec) for line in state.arrays["log"][: int(state["log"]["lines"])].tolist()]
-
-
 def event_of(line: Sequence[int], spec: RunSpec) -> Event:
     """Return a line of numbers, as in `layout.EVENT`, as an event with names."""
     t0, t1, kind, step_pass, layer, expert, precision, cause = line
@@ -243,9 +237,11 @@ def _shared(inputs: Inputs, oracle: Oracle, spec: RunSpec, sharing: Sharing, key
     known: NotedRun | NotedCourse | None = sharing.run_of(key)
     if isinstance(known, NotedCourse):
         state = initial_state(inputs, oracle, spec, course=known.marks)
-        if known.fits(state) and _follows(state, known, spec.chosen):
-            sharing.taken += 1
-            return _ran(state, spec)
+        if known.fits(state):
+            bound(follow, state, spec.chosen)()
+            if known.complete(state):
+                sharing.taken += 1
+                return _ran(state, spec)
     state = initial_state(inputs, oracle, spec, LINES if spec.log else 0, notes=True)
     if not state["n_noted"] and not state["n_course"]:
         return _run(inputs, oracle, spec, keep=False).ran
@@ -260,12 +256,6 @@ def _shared(inputs: Inputs, oracle: Oracle, spec: RunSpec, sharing: Sharing, key
     return _ran(state, spec)
 
 
-def _follows(state: SimulationState, known: NotedCourse, chosen: PolicySet) -> bool:
-    """Return whether a platform gives a known course, and bring its state to the end if it does."""
-    bound(follow, state, chosen)()
-    return known.complete(state)
-
-
 def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
     """Replay a trace and return its counters with the final state."""
     state = run_interruptibly(partial(_finished, *prepare_inputs(trace, spec), spec))
@@ -275,12 +265,9 @@ def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
 
 
 def prepare_inputs(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
-    config, chosen = spec.config, spec.chosen
-    needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
-    look = (config.lookahead, config.seed)
-    source = partial(source_of_trace, trace, config.schedule, len(spec.arrivals), chosen.prefetch, needs, look)
-    inputs = inputs_of(trace, config, needs, chosen.reads, len(spec.arrivals))
-    return inputs, oracle_of_trace(trace, source, config, chosen.eviction)
+    """Return what a replay of a trace reads."""
+    inputs = inputs_of(trace, spec.config, spec.chosen.needs, spec.chosen.reads, len(spec.arrivals))
+    return inputs, oracle_of_trace(trace, partial(spec.source_of, trace), spec.config, spec.chosen.eviction)
 
 
 class Run(NamedTuple):
@@ -322,7 +309,8 @@ def _finished(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False)
 
 
 def _ran(state: SimulationState, spec: RunSpec) -> FinishedRun:
-    return FinishedRun(counters_of(state, spec), int(state["clock"]["time"]), events_of(state, spec))
+    lines = state.arrays["log"][: int(state["log"]["lines"])].tolist()
+    return FinishedRun(counters_of(state, spec), int(state["clock"]["time"]), [event_of(line, spec) for line in lines])
 
 
 def _start(state: SimulationState, chosen: PolicySet) -> None:
@@ -391,7 +379,7 @@ def machine_code(of: Callable) -> Callable | int:
 
 
 def _built(of: Callable) -> Any:
-    shapes = hooks.shapes_of(POINTERS[of]._fields)
+    shapes = [hooks.shape(name) for name in POINTERS[of]._fields]
     return translation.kernel(of, (STATE, READERS), POINTERS[of], shapes, CONSTANTS[of])
 
 
@@ -403,7 +391,6 @@ def _built(of: Callable) -> Any:
 LINES_PER_COPY = 64
 #: Kinds of log lines that the caller must carry out, by number.
 WORDS = {number: word for number, word in enumerate(EVENT_KINDS) if word in ACTED_ON}
-KIND = 2  #: column of a line
 
 
 class Stepper:
@@ -489,12 +476,12 @@ class Stepper:
         assert count <= len(self._room)  # or LINES_PER_COPY is too small
         first, lines = len(self._lines), self._room[:count].tolist()
         self._lines += map(list, lines)
-        return [self._one(n, line) for n, line in enumerate(lines, first) if line[KIND] in WORDS]
-
-    def _one(self, n: int, line: Sequence[int]) -> Begun:
-        _, _, kind, _, layer, expert, precision, cause = line
-        y = (layer * self._experts + expert) * self._precisions + precision if expert >= 0 else NO_COPY
-        return Begun(WORDS[kind], layer, y, self._tokens(kind), cause_of(cause, self._spec), n)
+        begun = []
+        for n, (_, _, kind, _, layer, expert, precision, cause) in enumerate(lines, first):
+            if kind in WORDS:
+                y = (layer * self._experts + expert) * self._precisions + precision if expert >= 0 else NO_COPY
+                begun.append(Begun(WORDS[kind], layer, y, self._tokens(kind), cause_of(cause, self._spec), n))
+        return begun
 
     def _tokens(self, kind: int) -> int:
         """Return the tokens of the activity that compute has just begun."""

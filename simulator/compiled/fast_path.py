@@ -15,14 +15,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.policies.contract import IN_FLIGHT, RESIDENT
-from moereplay.simulator.compiled.cache import keep_for_good, mark_computed, reason, unpin_demanded, use_without_events
-from moereplay.simulator.compiled.clock import NEVER_DUE, advance, is_idle, is_over, spend
+from moereplay.simulator.compiled.cache import (
+    forget_all_done,
+    keep_for_good,
+    mark_computed,
+    reason,
+    unpin,
+    use_without_events,
+)
+from moereplay.simulator.compiled.clock import NEVER_DUE, STEP, advance, is_over
 from moereplay.simulator.compiled.compute import (
     begin_gate,
     begin_step,
     expect,
     has_arrived,
     move_on,
+    spend,
     stalled,
     take_arrived,
 )
@@ -53,13 +61,14 @@ from moereplay.simulator.compiled.demand import (
     recall_one,
     route,
 )
-from moereplay.simulator.compiled.gate import cancel_overtaken, count_prefetch_hit, mark_open, serve_by, set_absent
+from moereplay.simulator.compiled.gate import cancel_overtaken, count_prefetch_hit, serve_by, set_absent
 from moereplay.simulator.compiled.initial import SimulationState
 from moereplay.simulator.compiled.layout import SETTING, is_priced
 from moereplay.simulator.compiled.link import (
     await_transfer,
     close_links,
-    demand_may_start,
+    demand_waits,
+    may_start,
     place,
     start_again,
     take_landed,
@@ -81,6 +90,7 @@ from moereplay.simulator.config import KINDS
 from moereplay.simulator.errors import LATEST_NS
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.jit.marks import called, fast, load_ahead
+from moereplay.simulator.step_time import compute_ends, landings_at_once
 
 # The course of a run, from which its times on another platform follow where decisions depend on time.
 #
@@ -261,7 +271,7 @@ def replay_steps(s, hooks):
     while not is_over(s) and s["errors"]["error"] == NO_ERROR:
         start_more(s, hooks)
         run_link(s, hooks, s["clock"]["compute_at"])
-        if s["arrives"] == 1 and is_idle(s):
+        if s["arrives"] == 1 and s["compute"]["program_counter"] == STEP:  # the request that compute waited for is here
             begin_step(s)
             continue
         note_mark(s, GATE)
@@ -312,7 +322,6 @@ def start_more(s, hooks):
 def look_up_demand(s, hooks):
     """Open the gate: classify and use each demanded expert in demand order; return the number of hits."""
     begin_gate(s)
-    mark_open(s)
     first = begin_fast_demand(s, hooks)
     cancel_overtaken(s)
     hits, late, misses = 0, 0, 0
@@ -435,17 +444,10 @@ def run(s, hooks, x, tokens):
     spend(s, spent)
     run_link(s, hooks, s["clock"]["time"] + lasting(s, x, spent))
     mark_computed(s, x, x)
-    if any_demand_may_start(s):
-        start_more(s, hooks)
-
-
-@fast
-def any_demand_may_start(s):
-    """Return whether a demand is queued on a link that has a free slot."""
     for link in range(s["n_links"]):
-        if demand_may_start(s, link):
-            return True
-    return False
+        if demand_waits(s, link) and may_start(s, link):
+            start_more(s, hooks)
+            break
 
 
 @fast
@@ -459,7 +461,9 @@ def end_fast_step(s, hooks):
         count_tokens(s, s.now["layer"])  # routed tokens run as weighed: no miss changes them
     else:
         count_unchanged(s, s.now["layer"])
-    unpin_demanded(s)
+    for n in range(s["demand"]["demanded"]):
+        unpin(s, s.demand_expert[n])
+    forget_all_done(s)
     note_mark(s, ENDS)
     move_on(s)
 
@@ -470,9 +474,8 @@ def end_fast_step(s, hooks):
 # demands has landed when it ends, so the next gate finds the same residents whatever the link. The fast path then
 # notes the hits and misses of every step, and the times of a platform follow from them:
 #
-# - transfers of a step begin at its gate, in demand order, as many at once as the link is deep, and land one after
-# the other: after the `i`-th, lands(i) = max(begins(i) + latency, lands(i - 1)) + bytes on the wire; - compute runs
-# the hits, then each miss when it has landed.
+# transfers of a step begin at its gate, in demand order, and compute runs the hits, then each miss when it has landed
+# (`step_time`).
 #
 # Steps of the same layer with as many hits and misses of as many tokens take equally long, so each such *shape* is
 # computed once. All numbers are integers, and equal those of a replay.
@@ -580,19 +583,16 @@ class NotedRun:
         of_pass[STALL_NS] = by_pass[2] - by_pass[0]
         for name, results in self._results.items():
             state.arrays[name][:] = results
-        self._charge_requests(state, of_pass)
+        rows = state.arrays["rows"]
+        for counter, amounts in of_pass.items():
+            rows[:, counter] = 0
+            np.add.at(rows[:, counter], self._inputs["pass_number"], amounts)
         self._charge_layers(state, {EXPERT_NS: spent, LINK_BUSY_NS: busy, STALL_NS: whole - spent})
         self._charge_dense(state)
         ends = np.cumsum(of_pass[DENSE_NS] + by_pass[2])
         self._set_times(state, ends)
         state["clock"]["time"] = ends[-1] if len(ends) else 0
         return True
-
-    def _charge_requests(self, state: SimulationState, of_pass: dict[int, np.ndarray]) -> None:
-        rows = state.arrays["rows"]
-        for counter, amounts in of_pass.items():
-            rows[:, counter] = 0
-            np.add.at(rows[:, counter], self._inputs["pass_number"], amounts)
 
     def _charge_layers(self, state: SimulationState, of_shape: dict[int, np.ndarray]) -> None:
         cells = state.arrays["cells"].reshape(self._layers, 2, WIDTH)
@@ -670,31 +670,26 @@ class NotedRun:
 def _costs(state: SimulationState, shapes: Shapes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return what every shape takes from its gate, ns: compute, the link, and all of it."""
     arrays, layer, most = state.arrays, shapes.layer, int(shapes.misses.max(initial=0))
-    cost = np.append(
-        arrays["expert_ns"][arrays["cost_row"][shapes.of_access], shapes.tokens], 0
-    )  # the last may be empty
+    of_access = arrays["expert_ns"][arrays["cost_row"][shapes.of_access], shapes.tokens]
+    cost = np.append(of_access, 0)  # the last shape may be empty
     sums = np.append(0, np.cumsum(cost))
-    stop = shapes.at + shapes.stride * shapes.hits
-    time = np.where(shapes.stride == 0, shapes.hits * cost[shapes.at], sums[stop] - sums[shapes.at])
-    spent = time.copy()
-    lands, busy = _transfers(state, most)
-    for i in range(most):
-        n = int(np.searchsorted(-shapes.misses, -i))  # those with more misses come first
-        runs = cost[(stop + shapes.stride * i)[:n]]
-        spent[:n] += runs
-        time[:n] = np.maximum(time[:n], lands[i, layer[:n]]) + runs
-    return spent, busy[shapes.misses, layer], time
 
+    def of_first(many: np.ndarray) -> np.ndarray:
+        """Return the compute of that many accesses of every shape."""
+        stop = shapes.at + shapes.stride * many
+        return np.where(shapes.stride == 0, many * cost[shapes.at], sums[stop] - sums[shapes.at])
 
-def _transfers(state: SimulationState, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return when each transfer of a step lands after its gate, and how long that many keep the link busy, ns."""
-    link, whole = state["links"][0], state.arrays["wire_ns"]
-    depth, latency = int(link["depth"]), int(link["latency_ns"])
-    lands, busy = np.zeros((most, len(whole)), np.int64), np.zeros((most + 1, len(whole)), np.int64)
-    done = np.zeros(len(whole), np.int64)
-    for i in range(most):
-        begins = lands[i - depth] if i >= depth else np.zeros(len(whole), np.int64)
-        lands[i] = np.maximum(begins + latency, done) + whole
-        busy[i + 1] = busy[i] + lands[i] - np.maximum(begins, done)
-        done = lands[i]
-    return lands, busy
+    first_miss = shapes.at + shapes.stride * shapes.hits
+    link, wire = state["links"][0], arrays["wire_ns"]
+    depth = int(link["depth"])
+    lands = landings_at_once(most, depth, int(link["latency_ns"]), wire)
+    time = compute_ends(
+        of_first(shapes.hits),
+        shapes.misses,
+        lambda i, n: lands[i, layer[:n]],
+        lambda i, n: cost[(first_miss + shapes.stride * i)[:n]],
+    )
+    before = np.zeros((depth, len(wire)), np.int64)  # nothing has landed at the gate
+    begins = np.maximum(np.concatenate([before, lands])[:most], np.concatenate([before[:1], lands])[:most])
+    busy = np.concatenate([before[:1], np.cumsum(lands - begins, axis=0)])
+    return of_first(shapes.hits + shapes.misses), busy[shapes.misses, layer], time

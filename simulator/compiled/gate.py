@@ -31,13 +31,13 @@ from moereplay.simulator.compiled.demand import (
     clear_substitutes,
     count_assignments,
     drop,
-    find_residents,
+    mark_if_resident,
     rebuild_union,
     route,
     substitute,
 )
-from moereplay.simulator.compiled.link import announce, await_transfer
-from moereplay.simulator.compiled.links import cancel, count_predicted, fetch, prefetches_wait
+from moereplay.simulator.compiled.link import await_transfer
+from moereplay.simulator.compiled.links import announce, cancel, count_predicted, fetch, prefetches_wait
 from moereplay.simulator.compiled.ranking import clear_needed, invalidate_expert, mark_needed, update_next_use
 from moereplay.simulator.compiled.state import (
     BAD_VERDICT,
@@ -45,9 +45,7 @@ from moereplay.simulator.compiled.state import (
     DELAYED,
     DROPPED,
     FETCH,
-    HAS_RUN,
     HIT,
-    IN_ROUND,
     ON_CPU,
     REPLACED,
     fail,
@@ -66,33 +64,24 @@ on_gate = notifier("on_gate")
 @fast
 def open_gate(s, hooks):
     """Route the tokens, take the union of their demand, and cancel overtaken prefetches."""
-    mark_open(s)
     s["gate"]["served"] = 0
     clear_substitutes(s)
     if s["precisions"] > 1:
-        clear_tiers(s)
+        for e in range(s["experts"]):
+            s.tier[e] = NONE
     route(s, hooks)
     cancel_overtaken(s)
     take_demand(s)
     if s["reads_unfetched"] == 1:
-        clear_unfetched(s)
+        for n in range(s["demand"]["demanded"]):
+            s.unfetched[n] = 0
     if s["listeners_on_gate"] != 0:
         on_gate(s, hooks)
-    if s["keys_read_gate"] == 1:
-        invalidate_layer(s)
+    if s["keys_read_gate"] == 1:  # the eviction policy's `on_gate` has read the demand
+        for x in range(s.now["layer"] * s["experts"], (s.now["layer"] + 1) * s["experts"]):
+            invalidate_expert(s, x)
     if s["has_want"] == 1:
         choose_precisions(s, hooks.want)
-
-
-@fast
-def mark_open(s):
-    """Mark the gate as open, with the number of absent experts still unknown."""
-    s.now["gated"], s.now["absent"] = 1, -1
-
-
-@fast
-def close_gate(s):
-    s.now["gated"] = 0
 
 
 @fast
@@ -100,25 +89,6 @@ def cancel_overtaken(s):
     """Cancel prefetches for this step that have not started."""
     if prefetches_wait(s):
         cancel(s, s.now["step"])
-
-
-@called
-def clear_tiers(s):
-    for e in range(s["experts"]):
-        s.tier[e] = NONE
-
-
-@called
-def clear_unfetched(s):
-    for n in range(s["demand"]["demanded"]):
-        s.unfetched[n] = 0
-
-
-@called
-def invalidate_layer(s):
-    """Invalidate the keys of this layer, after the eviction policy's `on_gate` has read the demand."""
-    for x in range(s.now["layer"] * s["experts"], (s.now["layer"] + 1) * s["experts"]):
-        invalidate_expert(s, x)
 
 
 @called
@@ -203,7 +173,8 @@ def classify(s, access, n):
     why = reason(s, x, want)
     count(s, MISSES, layer, 1)
     count(s, why, layer, 1)
-    note(s, line_of(why), access["y"], BY_GATE)
+    line = IS_COLLISION if why == COLLISIONS else IS_CAPACITY
+    note(s, IS_COMPULSORY if why == COMPULSORY else line, access["y"], BY_GATE)
 
 
 @fast
@@ -212,14 +183,6 @@ def count_prefetch_hit(s, y):
     if s.copies[y]["prefetched"] == 1:
         count_here(s, PREFETCH_HITS, 1)
         count_here(s, PREFETCH_USED, 1)
-
-
-@fast
-def line_of(why):
-    """Return the event log's name of a miss reason."""
-    if why == COMPULSORY:
-        return IS_COMPULSORY
-    return IS_COLLISION if why == COLLISIONS else IS_CAPACITY
 
 
 @called
@@ -245,7 +208,8 @@ def resolve(s, hooks, first, absent):
         s.verdict[m] = 0
     hooks.resolve(s, absent, free_bytes(s, s.accesses[s.missing[0] - first]["y"]))
     if s["has_substitute"] == 1:
-        find_residents(s)  # a verdict changes no copy
+        for e in range(s["experts"]):  # a verdict changes no copy
+            mark_if_resident(s, e)
     for m in range(absent):
         apply_verdict(s, hooks, s.accesses[s.missing[m] - first], s.verdict[m])
 
@@ -324,21 +288,3 @@ def use_one(s, hooks, access):
     pin(s, access["y"])
     if access["y"] != access["x"] * s["precisions"]:
         count(s, LOW_PRECISION, s.now["layer"], 1)
-
-
-@fast
-def mark_arrived(s, i):
-    """Treat the i-th access, whose transfer has landed, as a hit."""
-    s.accesses[i]["served"] = HIT
-
-
-@fast
-def mark_in_round(s, i):
-    """Take the i-th access into the round in progress."""
-    s.accesses[i]["served"] = IN_ROUND
-
-
-@fast
-def mark_executed(s, i):
-    """Exclude the i-th access from later rounds of this step."""
-    s.accesses[i]["served"] = HAS_RUN

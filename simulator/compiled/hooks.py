@@ -207,13 +207,8 @@ def _bound(name: str, chosen: PolicySet) -> Any:
     return pointers if HOOKS[name].is_event else pointers[0]
 
 
-def shapes_of(names: tuple[str, ...]) -> list[Shape]:
-    """Return the signatures of these hooks, as a kernel calls them."""
-    return [_shape(name) for name in names]
-
-
 @cache
-def _shape(name: str) -> Shape:
+def shape(name: str) -> Shape:
     """Return a hook's signature: its adapter's numbers, whether it returns one, and its listeners."""
     returns = HOOKS[name].result is not NoneType and _adapter(name) not in adapters.BATCHED
     return Shape(_adapter(name).__code__.co_argcount - 1, returns, len(KINDS) if HOOKS[name].is_event else 0)
@@ -258,7 +253,7 @@ def name_of(name: str, given: FunctionType, kind: str, reads: frozenset[str], ch
 def _built(name: str, code: FunctionType, reached: list[FunctionType], checked: bool) -> Built:
     from moereplay.simulator.jit import compiling  # numba takes half a second to import
 
-    return compiling.hook(code, STATE, _shape(name), reached, checked)
+    return compiling.hook(code, STATE, shape(name), reached, checked)
 
 
 def _around(name: str, kind: str, reads: frozenset[str]) -> dict[str, Callable]:

@@ -30,7 +30,7 @@ from moereplay.simulator.compiled.layout import (
     STEPPED,
     is_fast,
     is_plain,
-    notes_decisions,
+    is_priced,
 )
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
 from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL, READERS
@@ -41,7 +41,6 @@ from moereplay.simulator.rates import NOT_YET
 from moereplay.simulator.threads import stop_flag
 from moereplay.traces.passes import slots_of
 from moereplay.traces.routers import is_shared
-from moereplay.traces.schema import Router
 
 #: Alignment of tables, bytes: a row of `owned` fills one cache line, and a use writes one line of the expert table.
 CACHE_LINE = 64
@@ -104,8 +103,12 @@ def initial_state(
     numbers |= {"knows_future": numbers["n_demand"] > 0 and reads_future and not chosen.changes_routing}
     arrives = bool(numbers["arrives"])
     numbers |= {"reads_ids": keep or arrives or numbers["precisions"] > 1 or _reads_ids(numbers, chosen.reads)}
-    numbers |= _victim_selection(numbers, chosen.eviction)
-    numbers |= noted_lengths(inputs, numbers, notes and notes_decisions(numbers))
+    # queues where the key is a logical timestamp and every timed copy enters the pool, or else keys in rows
+    queues = all(numbers[name] == value for name, value in QUEUED.items())
+    queue = QUEUES.index(chosen.eviction.policy.queue(chosen.eviction.params)) if queues else NO_QUEUE
+    numbers |= {"queue": queue, "ranks": numbers["by_key"] and queue == NO_QUEUE}
+    # the fast path can note decisions that may hold on other platforms
+    numbers |= noted_lengths(inputs, numbers, notes and is_fast(numbers) and not is_priced(numbers))
     costs = costs_of(inputs, spec)
     numbers |= {"n_lengths": len(costs["dense_ns"]), "n_sizes": len(costs["expert_ns"])}
     numbers |= {"n_costs": costs["expert_ns"].shape[1], "n_cpu_costs": costs["cpu_ns"].shape[1]}
@@ -219,13 +222,6 @@ def _reads_ids(numbers: Mapping[str, int], named: frozenset[str]) -> bool:
     return bool(numbers["has_choose"] or numbers["has_resolve"] or read)
 
 
-def _victim_selection(numbers: Mapping[str, int], eviction: Chosen[Eviction]) -> dict[str, int]:
-    """Select queues where the key is a logical timestamp and every timed copy enters the pool, or else keys in rows."""
-    queues = all(numbers[name] == value for name, value in QUEUED.items())
-    queue = QUEUES.index(eviction.policy.queue(eviction.params)) if queues else NO_QUEUE
-    return {"queue": queue, "ranks": numbers["by_key"] and queue == NO_QUEUE}
-
-
 def _given(chosen: PolicySet) -> dict[str, int]:
     """Return which hooks exist, and which policies listen to which event."""
     policies = [getattr(chosen, kind).policy for kind in KINDS]
@@ -286,7 +282,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_log": lines,
         "n_members": layout.experts * layout.precisions * (_candidate_rows(spec) // geometry.layers),
         "n_ranks": _candidate_rows(spec),
-        "n_ring": _power_of_two((1 + (spec.times.cpu_tier >= 0)) * layout.experts * layout.precisions + 1),
+        "n_ring": 1 << ((1 + (spec.times.cpu_tier >= 0)) * layout.experts * layout.precisions).bit_length(),
         "n_steps": len(inputs["offsets"]),
         "n_demand": len(inputs["stream_expert"]),
         "n_passes": len(inputs["stream_pass"]),
@@ -340,10 +336,6 @@ def _of_arrivals(numbers: Mapping[str, int], spec: RunSpec) -> dict[str, int]:
         "n_slots": min(slots.many, numbers["n_rows"]),
         "n_arrivals": numbers["n_rows"],
     }
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
 
 
 # contents of the arrays
@@ -401,9 +393,6 @@ def _fill_constants(state: SimulationState, spec: RunSpec, chosen: PolicySet) ->
         of: Chosen = getattr(chosen, kind)
         state.arrays[f"own_par_{i}"][:] = of.par()
         state.arrays[f"own_capacity_{i}"][:] = spec.pools
-    _write_rule(state.arrays["rule"], geometry.router)
-
-
-def _write_rule(rule: np.ndarray, router: Router) -> None:
+    rule, router = state.arrays["rule"], geometry.router
     rule["family"], rule["shared"] = FAMILIES.index(router.family), is_shared(router)
     rule["scale"], rule["band"] = router.scale, 2 * router.jitter

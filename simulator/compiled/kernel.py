@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from moereplay.policies.contract import NONE
 from moereplay.simulator.compiled.clock import (
     GATE,
     OF_CPU,
@@ -19,11 +20,10 @@ from moereplay.simulator.compiled.clock import (
     links_are_woken,
     next_event,
     resume,
-    spend,
 )
-from moereplay.simulator.compiled.compute import end_work, run_compute, work_on_arrival
+from moereplay.simulator.compiled.compute import end_work, run_compute, spend, work_on_arrival
 from moereplay.simulator.compiled.counters import DENSE_NS, EXPERT_NS, LINK_BUSY_NS, close_row, count, count_here
-from moereplay.simulator.compiled.link import close_links, has_come_for_cpu
+from moereplay.simulator.compiled.link import close_links
 from moereplay.simulator.compiled.links import complete, next_landing, start_transfers
 from moereplay.simulator.compiled.passes import count_unused, warm_up
 from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of
@@ -50,7 +50,7 @@ def replay(s, hooks):
             run_compute(s, hooks)
         if links_are_woken(s):
             start_transfers(s, hooks)
-        if has_come_for_cpu(s):
+        if s["cpu_tier"] > 0 and s["arrival"]["y"] != NONE:  # a copy has come where the CPU reads
             work_on_arrival(s)
             continue
         if s["clock"]["go"] == 1:
@@ -60,31 +60,18 @@ def replay(s, hooks):
         event = next_event(s, next_landing(s))
         if event == OF_LINK:
             complete(s, hooks)
-        elif event == OF_CPU:
-            cpu_done(s)
+        elif event == OF_CPU and s["cpu_tier"] > 0:
+            end_work(s)
+        elif event == OF_CPU:  # all works have ended
+            resume(s)
         elif event == OF_NOTHING:
             fail(s, STUCK, 0)
-    land_last(s, hooks)
-    count_unused(s)
-    close_row(s)
-
-
-@fast
-def cpu_done(s):
-    """Process a CPU event: the end of one work, or of all of them where the CPU reads the slow tier."""
-    if s["cpu_tier"] > 0:
-        end_work(s)
-    else:
-        resume(s)
-
-
-@fast
-def land_last(s, hooks):
-    """Land the transfers of the last nanosecond, but none that is issued in it."""
-    close_links(s)
+    close_links(s)  # land the transfers of the last nanosecond, but none that is issued in it
     while s["errors"]["error"] == NO_ERROR and next_landing(s) <= s["clock"]["time"]:
         complete(s, hooks)
         start_transfers(s, hooks)
+    count_unused(s)
+    close_row(s)
 
 
 # the stepped kernel
@@ -103,7 +90,9 @@ def process_end(s, hooks):
     """Process the reported end: none yet, compute, a transfer, a wait, an abandoned transfer, or the run."""
     ended = s["stepped"]["ended"]
     if ended == LANDED:
-        land_one(s, hooks)
+        charge_link(s)
+        complete(s, hooks)  # compute that waits for it continues when the caller reports RESUMED
+        start_transfers(s, hooks)
     elif ended == ABANDONED:
         charge_link(s)
     elif ended == CLOSED:
@@ -115,24 +104,10 @@ def process_end(s, hooks):
         elif ended == COMPUTED:
             charge_compute(s)
         go_on(s)
-        run_until_blocked(s, hooks)
-
-
-@fast
-def land_one(s, hooks):
-    """Land a transfer. Compute that waits for it continues when the caller reports RESUMED."""
-    charge_link(s)
-    complete(s, hooks)
-    start_transfers(s, hooks)
-
-
-@fast
-def run_until_blocked(s, hooks):
-    """Run compute until it waits for an activity, or the run is over."""
-    while s["errors"]["error"] == NO_ERROR and s["clock"]["go"] == 1:
-        run_compute(s, hooks)
-        if links_are_woken(s):
-            start_transfers(s, hooks)
+        while s["errors"]["error"] == NO_ERROR and s["clock"]["go"] == 1:
+            run_compute(s, hooks)
+            if links_are_woken(s):
+                start_transfers(s, hooks)
 
 
 @called

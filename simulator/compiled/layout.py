@@ -344,7 +344,7 @@ MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
 OWNS = {
     "state": "errors",
     "counters": "log before cells lifetimes row_times rows",
-    "clock": "links.last_done compute.program_counter compute.running compute.spent compute.then",
+    "clock": "links.last_done compute.program_counter compute.then",
     "ranking": (
         "experts uses eval_copies invalid_copies keyed_pass keyed_scope least_key least_order marked_rows member_count "
         "members row_count row_key row_marked row_order row_shift pools.scope owned.invalid "
@@ -357,20 +357,20 @@ OWNS = {
     ),
     "link": (
         "links prefetch_queue demand_queue flight lands piece_at ready "
-        "owned.awaited owned.bypasses owned.prefetch owned.target "
+        "owned.awaited owned.bypasses owned.prefetch "
         "batch_count bytes_at wire_until owned.parts "
         "lower newer older is_there held coming owned.for_cpu arrival"
     ),
-    "links": "preloads to_load predictions",
+    "links": "preloads to_load predictions link.announced owned.target",
     "demand": (
         "chosen ids ran weights logits choice batch_scores batch_order batch_score union_at "
         "demand_expert demand_mass demand_next demand_pass demand_rank "
         "demand_sum demand_tokens final_expert final_mass final_rank final_sum final_tokens "
         "substitution access_of eligible others stand_ins reweighed units own_in_run run_in_own"
     ),
-    "gate": "now.absent now.gated accesses missing slot tier unfetched verdict",
+    "gate": "now.absent accesses missing slot tier unfetched verdict",
     "passes": "reset arrivals slot_number slot_next slot_end " + " ".join(PLAN_ARRAYS),
-    "compute": "now kept cpu cpu_queue cpu_until loading round",
+    "compute": "now kept cpu cpu_queue cpu_until loading round accesses.served counters.page",
     "fast_path": "present course notes noted_hits noted_misses noted_tokens",
     "engine": "stepped",
     "adapters": "eval_keys wants suggested",
@@ -443,11 +443,6 @@ BATCHED = FOLLOWED | {"batched": 1}
 def is_plain(numbers: Mapping[str, Any]) -> bool:
     """Return whether a run needs neither lower tiers nor costs beyond tables."""
     return all(numbers[name] == value for name, value in PLAIN.items())
-
-
-def notes_decisions(numbers: Mapping[str, Any]) -> bool:
-    """Return whether the fast path can note decisions that may hold on other platforms (fast_path.py)."""
-    return is_fast(numbers) and not is_priced(numbers)
 
 
 def depends_on_time(numbers: Mapping[str, Any]) -> bool:

@@ -99,20 +99,14 @@ def claim_lower(s, tier, y, onward):
     while mine["used"] + size > mine["capacity"]:
         following = s.newer[cell(s, tier, victim)]
         if s.held[cell(s, tier, victim)] == 0:
-            drop_copy(s, tier, victim)
+            take_out(s, tier, victim)
+            s.is_there[cell(s, tier, victim)] = 0
+            mine["used"] -= s.copies[victim]["bytes"]
+            mine["complete"] -= s.copies[victim]["bytes"]
         victim = following
     mine["used"] += size
     s.coming[cell(s, tier, y)] = onward
     return True
-
-
-@called
-def drop_copy(s, tier, y):
-    """Remove copy y from the tier."""
-    take_out(s, tier, y)
-    s.is_there[cell(s, tier, y)] = 0
-    s["lower"][tier]["used"] -= s.copies[y]["bytes"]
-    s["lower"][tier]["complete"] -= s.copies[y]["bytes"]
 
 
 @called
@@ -204,12 +198,6 @@ def note_arrival(s, y, behind):
 
 
 @fast
-def has_come_for_cpu(s):
-    """Return whether a copy has just come where the CPU reads."""
-    return s["cpu_tier"] > 0 and s["arrival"]["y"] != NONE
-
-
-@fast
 def take_arrival(s):
     """Return the copy that has just come, and forget it."""
     y = s["arrival"]["y"]
@@ -257,18 +245,6 @@ def enqueue(s, y, as_prefetch):
 
 
 @fast
-def announce(s, y):
-    """Mark a demand as queued that `fetch_announced` will start later."""
-    set_state(s, y, QUEUED)
-    s["link"]["announced"] += 1
-
-
-@fast
-def take_announced(s):
-    s["link"]["announced"] -= 1
-
-
-@fast
 def any_announced(s):
     """Return whether compute has yet to hand over a demand."""
     return s["has_loading"] == 1 and s["link"]["announced"] > 0
@@ -284,12 +260,6 @@ def push(s, link, entry, as_prefetch):
     else:
         s.demand_queue[place(s, link, mine["demand_end"])] = entry
         mine["demand_end"] += 1
-
-
-@fast
-def set_target(s, y, target):
-    """Set the step that a prefetch is for."""
-    s.owned[y]["target"] = target
 
 
 @fast
@@ -350,12 +320,6 @@ def may_start(s, link):
     mine = s["links"][link]
     queued = mine["demand_first"] < mine["demand_end"] or mine["prefetch_first"] < mine["prefetch_end"]
     return queued and mine["flight_end"] - mine["flight_first"] < mine["depth"]
-
-
-@fast
-def demand_may_start(s, link):
-    """Return whether a demand is queued and the link has a free slot."""
-    return demand_waits(s, link) and may_start(s, link)
 
 
 @fast
@@ -468,13 +432,6 @@ def take_piece(s, link):
 
 
 @fast
-def lands_at(s, y):
-    """Return when copy y completes, ns; compute runs on its first piece."""
-    link = home_of(s, y)
-    return s.lands[place(s, link, s["links"][link]["flight_first"])]
-
-
-@fast
 def first_piece_arrived(s, y):
     """Return whether copy y is in flight, next to complete on its link, and its first piece has arrived."""
     mine = s["links"][home_of(s, y)]
@@ -514,18 +471,6 @@ def tier_below(s, link):
 
 
 @fast
-def is_busy(s, link):
-    """Return whether a transfer is in flight or a demand is queued."""
-    return s["links"][link]["flight_first"] < s["links"][link]["flight_end"] or demand_waits(s, link)
-
-
-@fast
-def is_moving(s, link):
-    """Return whether a transfer is in flight."""
-    return s["links"][link]["flight_first"] < s["links"][link]["flight_end"]
-
-
-@fast
 def demand_waits(s, link):
     return s["links"][link]["demand_first"] < s["links"][link]["demand_end"]
 
@@ -550,24 +495,24 @@ def await_transfer(s, y):
 
 
 @called
-def clear_link(s, link):
-    """Empty a link's queues and abandon its transfers."""
-    mine = s["links"][link]
-    mine["demand_first"], mine["prefetch_first"] = mine["demand_end"], mine["prefetch_end"]
-    mine["flight_first"], mine["pieced"] = mine["flight_end"], 0
-    free(s, link)
+def clear_links(s):
+    """Empty all queues, abandon all transfers and empty the lower tiers."""
+    for link in range(s["n_links"]):
+        mine = s["links"][link]
+        mine["demand_first"], mine["prefetch_first"] = mine["demand_end"], mine["prefetch_end"]
+        mine["flight_first"], mine["pieced"] = mine["flight_end"], 0
+        mine["crossings"], mine["matrices_here"] = 0, 0
+        free(s, link)
+    for y in range(s["n_copies"]):
+        s.owned[y]["bypasses"] = 0
+    if s["n_tiers"] > 0:
+        clear_lower(s)
 
 
 @fast
 def close_links(s):
     """End the run: transfers that are issued from here on never land."""
     s["link"]["closed"] = 1
-
-
-@called
-def forget_bypasses(s):
-    for y in range(s["n_copies"]):
-        s.owned[y]["bypasses"] = 0
 
 
 # Links that read matrix by matrix: demands of a step that start together are a batch, which is one transfer.
@@ -680,12 +625,6 @@ def wake_for_all(s):
     """Resume compute that waits for more than one arrival, so that it checks whether it may go on."""
     if s["has_stages"] == 1 or s["waits_for_all"] == 1:
         resume(s)
-
-
-@called
-def clear_batches(s, link):
-    """Abandon the transfers of a link."""
-    s["links"][link]["crossings"], s["links"][link]["matrices_here"] = 0, 0
 
 
 # time on the wire: whole bytes per second, 0 being infinite

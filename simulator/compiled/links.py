@@ -6,7 +6,7 @@ Every expert has one home link into the fast tier. Links that act at the same ti
 from __future__ import annotations
 
 from moereplay.policies.contract import IN_FLIGHT, NONE, QUEUED, RESIDENT
-from moereplay.simulator.compiled.cache import find, land
+from moereplay.simulator.compiled.cache import find, land, set_state
 from moereplay.simulator.compiled.clock import part, resume
 from moereplay.simulator.compiled.counters import (
     IS_CANCEL,
@@ -32,23 +32,17 @@ from moereplay.simulator.compiled.link import (
     batch_may_start,
     cancel_on,
     cell,
-    clear_batches,
-    clear_link,
-    clear_lower,
     copy_of,
+    demand_waits,
     enqueue,
     entry_for_cpu,
     fill,
     first_fill,
     first_piece_arrived,
-    forget_bypasses,
     highest,
     hold,
-    is_busy,
-    is_moving,
     land_by_matrix,
     landing,
-    lands_at,
     may_start,
     note_arrival,
     notify_arrival,
@@ -59,10 +53,8 @@ from moereplay.simulator.compiled.link import (
     release,
     set_for_cpu,
     set_onward,
-    set_target,
     start_by_matrix,
     start_on,
-    take_announced,
     take_landed,
     take_piece,
     tier_below,
@@ -81,9 +73,16 @@ def fetch(s, y):
 
 
 @fast
+def announce(s, y):
+    """Mark a demand as queued that `fetch_announced` will start later."""
+    set_state(s, y, QUEUED)
+    s["link"]["announced"] += 1
+
+
+@fast
 def fetch_announced(s, y):
     """Queue a demand that was announced."""
-    take_announced(s)
+    s["link"]["announced"] -= 1
     fetch(s, y)
 
 
@@ -91,7 +90,7 @@ def fetch_announced(s, y):
 def prefetch(s, y, target):
     """Queue a prefetch behind older ones."""
     enqueue(s, y, 1)
-    set_target(s, y, target)
+    s.owned[y]["target"] = target
     count(s, PREFETCH_ISSUED, layer_of(s, y), 1)
     if s["loads_prefetches"] == 1:
         s.to_load[s["preloads"]["end"]] = y
@@ -231,7 +230,10 @@ def complete(s, hooks):
         land_by_matrix(s, hooks, link)
         return
     if s["has_pieces"] == 1 and awaits_piece(s, link):
-        land_piece(s, link)
+        y = take_piece(s, link)
+        if is_awaited(s, y):  # compute goes on as if the transfer were complete
+            notify_arrival(s, y)
+            resume(s)
         return
     piece_was_here = s["has_pieces"] == 1 and s["links"][link]["pieced"] == 1
     y = copy_of(s, take_landed(s, link))
@@ -255,15 +257,6 @@ def is_awaited(s, y):
 
 
 @called
-def land_piece(s, link):
-    """Process the arrival of a first piece: resume compute as if the transfer were complete."""
-    y = take_piece(s, link)
-    if is_awaited(s, y):
-        notify_arrival(s, y)
-        resume(s)
-
-
-@called
 def promote_to_next_tier(s, tier, y):
     """Continue the transfer of a copy from the lower tier that it has reached, or let the CPU have it."""
     onward = fill(s, tier, y)
@@ -281,7 +274,7 @@ def any_link_is_busy(s):
     if any_announced(s):
         return True
     for link in range(s["n_links"]):
-        if is_busy(s, link):
+        if s["links"][link]["flight_first"] < s["links"][link]["flight_end"] or demand_waits(s, link):
             return True
     return False
 
@@ -290,7 +283,7 @@ def any_link_is_busy(s):
 def any_in_flight(s):
     """Return whether a transfer is in flight."""
     for link in range(s["n_links"]):
-        if is_moving(s, link):
+        if s["links"][link]["flight_first"] < s["links"][link]["flight_end"]:
             return True
     return False
 
@@ -307,30 +300,12 @@ def prefetches_wait(s):
 
 
 @fast
-def nothing_may_start(s):
-    """Return whether no transfer can start before one lands: none is queued, or its link has no free slot."""
+def nothing_else_until(s, end):
+    """Return whether compute alone has events until `end` ns, and no transfer can start before one lands."""
     for link in range(s["n_links"]):
         if batch_may_start(s, link) if s["by_matrix"] == 1 else may_start(s, link):
             return False
-    return True
-
-
-@fast
-def nothing_else_until(s, end):
-    """Return whether compute alone has events until `end` ns, and no transfer can start."""
-    return s["external"] == 0 and nothing_may_start(s) and next_landing(s) > end and s["clock"]["cpu_at"] > end
-
-
-@called
-def clear_links(s):
-    """Empty all queues, abandon all transfers and empty the lower tiers."""
-    for link in range(s["n_links"]):
-        clear_link(s, link)
-        if s["by_matrix"] == 1:
-            clear_batches(s, link)
-    forget_bypasses(s)
-    if s["n_tiers"] > 0:
-        clear_lower(s)
+    return s["external"] == 0 and next_landing(s) > end and s["clock"]["cpu_at"] > end
 
 
 # Durations of dense parts and experts, ns, from the platform's tables.
@@ -391,8 +366,9 @@ def lasting(s, y, spent):
 @called
 def until_the_rest(s, y, spent):
     """Return how long copy y keeps compute busy, given that its remainder must arrive before the rest runs."""
-    rest = part(spent, MILLION - s["links"][home_of(s, y)]["first"])
-    return max(spent, lands_at(s, y) + rest - s["clock"]["time"])
+    link = home_of(s, y)
+    lands = s.lands[place(s, link, s["links"][link]["flight_first"])]
+    return max(spent, lands + part(spent, MILLION - s["links"][link]["first"]) - s["clock"]["time"])
 
 
 # Predictions of the prefetch policy: what it suggests at a gate, and how much of it the target step demands.
@@ -403,15 +379,10 @@ def count_predicted(s, x):
     """Count the predictions of expert x since its layer's last gate, and how many were possible."""
     if s["has_suggest"] == 1:
         count_here(s, PREDICTED_DEMANDED, s.predictions[x])
-        count_here(s, PREDICTABLE, max(gates_before(s), s.predictions[x]))
-
-
-@fast
-def gates_before(s):
-    """Return how many gates may have predicted an expert of this layer."""
-    if s["next_pass"] == 1:
-        return 1 if s["reset"]["passes"] > 0 else 0
-    return min(s.now["layer"], s["reach"])
+        gates = min(s.now["layer"], s["reach"])  # that may have predicted an expert of this layer
+        if s["next_pass"] == 1:
+            gates = 1 if s["reset"]["passes"] > 0 else 0
+        count_here(s, PREDICTABLE, max(gates, s.predictions[x]))
 
 
 @called

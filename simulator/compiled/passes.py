@@ -8,11 +8,12 @@ written where the passes of other runs are inputs.
 from __future__ import annotations
 
 from moereplay.policies.contract import RESIDENT
-from moereplay.simulator.compiled.cache import clear_cache, clear_side_buffers, keep_for_good, warm_copy
+from moereplay.simulator.compiled.cache import clear_cache, keep_for_good, warm_copy
 from moereplay.simulator.compiled.clock import OVER, STEP, busy_until, go_to, stop
 from moereplay.simulator.compiled.counters import BY_RESET, BYTES_UNUSED_AT_END, IS_RESET, count, note
-from moereplay.simulator.compiled.links import clear_links, forget_predictions
-from moereplay.simulator.compiled.ranking import clear_queues, clear_ranking, clear_uses
+from moereplay.simulator.compiled.link import clear_links
+from moereplay.simulator.compiled.links import forget_predictions
+from moereplay.simulator.compiled.ranking import clear_ranking, clear_uses
 from moereplay.simulator.compiled.state import layer_of, notifier, own_eviction, own_miss, own_prefetch, own_routing
 from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import called, fast
@@ -39,16 +40,11 @@ def take_arrived_requests(s):
     """Let requests that are there take free slots, in their order, the lowest slot first."""
     for slot in range(s["n_slots"]):
         coming = s["arrivals"]["coming"]
-        if s.slot_next[slot] == s.slot_end[slot] and has_come(s, coming):
+        is_free = s.slot_next[slot] == s.slot_end[slot]
+        if is_free and coming < s["n_rows"] and s.arrival_ns[coming] <= s["clock"]["time"]:
             s.slot_number[slot] = coming
             s.slot_next[slot], s.slot_end[slot] = s.first_share[coming], s.first_share[coming + 1]
             s["arrivals"]["coming"] = coming + 1
-
-
-@fast
-def has_come(s, number):
-    """Return whether a request exists and has arrived."""
-    return number < s["n_rows"] and s.arrival_ns[number] <= s["clock"]["time"]
 
 
 @called
@@ -138,9 +134,7 @@ def reset(s):
     """Clear residency, policy memory, history and queues, and abandon transfers."""
     clear_uses(s)
     clear_cache(s)
-    clear_side_buffers(s)
     clear_ranking(s)
-    clear_queues(s)
     clear_links(s)
     keep_for_good(s)
     if s["next_pass"] == 1:

@@ -106,21 +106,13 @@ def remove_member(s, y):
 def smallest(s, keys, pool):
     """Return the first victim of a pool that has candidates."""
     if s["key_scope"] != TOUCH:
-        refresh_keys(s, keys, pool, scope_of(s))
+        refresh_keys(s, keys, pool, s.now["pass"] if s["key_scope"] == PASS else s.now["step"] * 2 + s.now["gated"])
     if s["ranking"]["invalid_now"] > 0:
         rank_invalid(s, keys)
     if s["ranking"]["rows_marked"] > 0:
         compare_rows(s)
     first = pool * s["pool_rows"]
     return copy_of_order(s, smallest_entry(s.least_key, s.least_order, first, first + s["pool_rows"])[1])
-
-
-@fast
-def scope_of(s):
-    """Return a number that changes when keys of copies without changes may."""
-    if s["key_scope"] == PASS:
-        return s.now["pass"]
-    return s.now["step"] * 2 + s.now["gated"]
 
 
 @called
@@ -218,18 +210,14 @@ def leave_row(s, y):
 
 @fast
 def refresh_keys(s, keys, pool, scope):
-    """Refresh keys of an older scope: the pool's, and with several pools those of rows about to be ranked."""
+    """Refresh keys of an older scope: the pool's, and with several pools those of rows about to be ranked.
+
+    `scope`: a number that changes when keys of copies without changes may.
+    """
     if s.pools[pool]["scope"] != scope:
         refresh_rows(s, keys, pool * s["pool_rows"], (pool + 1) * s["pool_rows"], scope)
         s.pools[pool]["scope"] = scope
-    if s["pooled"] != ONE_POOL:
-        refresh_invalid_rows(s, keys, scope)
-
-
-@called
-def refresh_invalid_rows(s, keys, scope):
-    """Refresh rows in which an invalid copy will be ranked among others."""
-    for i in range(s["ranking"]["invalid_now"]):
+    for i in range(s["ranking"]["invalid_now"] if s["pooled"] != ONE_POOL else 0):
         y = s.invalid_copies[i]
         if s.owned[y]["invalid"] == 1 and is_candidate(s, y):
             refresh_rows(s, keys, row_of(s, y), row_of(s, y) + 1, scope)
@@ -328,7 +316,7 @@ def smallest_entry(keys, orders, first, last):
 
 @called
 def clear_ranking(s):
-    """Remove all candidates and invalidate all keys."""
+    """Remove all candidates and invalidate all keys; make every copy and every pool's node a ring of itself."""
     s["ranking"]["invalid_now"], s["ranking"]["rows_marked"] = 0, 0
     for y in range(s["n_copies"]):
         s.owned[y]["row_at"], s.owned[y]["invalid"] = 0, 0
@@ -338,6 +326,8 @@ def clear_ranking(s):
         s.keyed_scope[row] = 0 if s["key_scope"] == TOUCH else NEVER_LEFT
     for pool in range(s["n_pools"]):
         s.pools[pool]["scope"] = NEVER_LEFT
+    for node in range(s["n_queued"]):
+        s.behind[node], s.in_front[node] = node, node
 
 
 # queues in place of keys
@@ -361,22 +351,6 @@ def leave_queue(s, y):
     before, after = s.in_front[y], s.behind[y]
     s.behind[before], s.in_front[after] = after, before
     s.behind[y], s.in_front[y] = y, y
-
-
-@fast
-def first_of_queue(s, pool):
-    """Return the first candidate of a pool's queue; there must be one."""
-    y = s.behind[s["n_copies"] + pool]
-    while s.copies[y]["protected"] == 1:
-        y = s.behind[y]
-    return y
-
-
-@called
-def clear_queues(s):
-    """Make every copy and every pool's node a ring of itself."""
-    for node in range(s["n_queued"]):
-        s.behind[node], s.in_front[node] = node, node
 
 
 # The expert table: demand, uses, predictions with their logical timestamps, and next uses.

@@ -68,46 +68,20 @@ all_look_score = whole("look_score")
 all_batch_scores = whole("batch_scores")
 all_batch_order = whole("batch_order")
 all_batch_score = whole("batch_score")
-_own_rows_0 = whole("own_rows_0")
-_own_regs_0 = whole("own_regs_0")
-_own_reals_0 = whole("own_reals_0")
-_own_par_0 = whole("own_par_0")
-_own_capacity_0 = whole("own_capacity_0")
-_own_rows_1 = whole("own_rows_1")
-_own_regs_1 = whole("own_regs_1")
-_own_reals_1 = whole("own_reals_1")
-_own_par_1 = whole("own_par_1")
-_own_capacity_1 = whole("own_capacity_1")
-_own_rows_2 = whole("own_rows_2")
-_own_regs_2 = whole("own_regs_2")
-_own_reals_2 = whole("own_reals_2")
-_own_par_2 = whole("own_par_2")
-_own_capacity_2 = whole("own_capacity_2")
-_own_rows_3 = whole("own_rows_3")
-_own_regs_3 = whole("own_regs_3")
-_own_reals_3 = whole("own_reals_3")
-_own_par_3 = whole("own_par_3")
-_own_capacity_3 = whole("own_capacity_3")
 
 
-@merged
-def own_routing(s):
-    return Own(_own_rows_0(s), _own_regs_0(s), _own_reals_0(s), _own_par_0(s), _own_capacity_0(s))
+def _own(kind: int) -> Callable:
+    """Return the function from the state to the memory of one of the four policies."""
+    rows, regs, reals, par, capacity = (whole(f"own_{column}_{kind}") for column in Own._fields)
+
+    @merged
+    def own(s):
+        return Own(rows(s), regs(s), reals(s), par(s), capacity(s))
+
+    return own
 
 
-@merged
-def own_prefetch(s):
-    return Own(_own_rows_1(s), _own_regs_1(s), _own_reals_1(s), _own_par_1(s), _own_capacity_1(s))
-
-
-@merged
-def own_eviction(s):
-    return Own(_own_rows_2(s), _own_regs_2(s), _own_reals_2(s), _own_par_2(s), _own_capacity_2(s))
-
-
-@merged
-def own_miss(s):
-    return Own(_own_rows_3(s), _own_regs_3(s), _own_reals_3(s), _own_par_3(s), _own_capacity_3(s))
+own_routing, own_prefetch, own_eviction, own_miss = map(_own, range(4))
 
 
 @fast

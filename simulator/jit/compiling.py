@@ -2,32 +2,246 @@
 
 `_nrt=False` forbids allocation, and with it the atomic reference counts around every call of a policy's hook, which
 cost ten times the call itself. Division is C's, because no divisor is ever zero.
+
+All uses of Numba and LLVM below their public names are here, except for the calling convention in `calls`.
+`pyproject.toml` pins the versions that have these names; `make test-numba` runs the oldest and the newest of them.
 """
 
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import numba
 import numpy as np
-from numba import njit, types
-from numba.core.errors import NumbaError, UnsupportedBytecodeError
-from numba.extending import register_jitable
+from llvmlite import binding, ir
+from numba import config, njit, types
+from numba.core import cgutils
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.errors import NumbaError, TypingError, UnsupportedBytecodeError
+from numba.extending import intrinsic, register_jitable
+from numba.np.arrayobj import populate_array
 
-from moereplay.simulator.jit import internals
-from moereplay.simulator.jit.machine_code import Built
+from moereplay.simulator.jit.machine_code import Built, optimised, symbols
 from moereplay.simulator.jit.marks import MARKED, Builtin, NotCompiledError, Reader, Shape
+
+WORD = ir.IntType(64)
+
+# readers of the state and bit operations, as `marks` declares them
+
+
+def reader(of: Reader) -> Any:
+    """Return the function of a reader."""
+    return array_reader(of) if of.axes else record_reader(of)
+
+
+def array_reader(of: Reader) -> Any:
+    """Return a function from the state to an array."""
+    size = of.dtype.itemsize
+    kind = types.Array(numba.from_dtype(of.dtype), len(of.axes), "C", readonly=of.readonly)
+
+    @intrinsic
+    def read(typing: Any, s: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            array = context.make_array(kind)(context, builder)
+            first = _number(builder, s, arguments[0], of.axes[0]) if of.whole else ir.Constant(WORD, 0)
+            shape = [first, *(_number(builder, s, arguments[0], axis) for axis in of.axes[1:])]
+            strides = [ir.Constant(WORD, size)]
+            for length in reversed(shape[1:]):
+                strides.insert(0, builder.mul(strides[0], length))
+            data = builder.inttoptr(_number(builder, s, arguments[0], f"at_{of.name}"), array.data.type)
+            populate_array(array, data, shape, strides, ir.Constant(WORD, size), meminfo=None)
+            return array._getvalue()
+
+        return kind(s), generate
+
+    return read
+
+
+def record_reader(of: Reader) -> Any:
+    """Return a function from the state to a record."""
+    kind = numba.from_dtype(of.dtype)
+
+    @intrinsic
+    def read(typing: Any, s: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(_number(builder, s, arguments[0], f"at_{of.name}"), context.get_value_type(kind))
+
+        return kind(s), generate
+
+    return read
+
+
+def _number(builder: Any, kind: Any, state: Any, name: str) -> Any:
+    """Load a length or an address as invariant, so that the compiler need not reload it after every store."""
+    load = builder.load(cgutils.get_record_member(builder, state, kind.offset(name), WORD))
+    load.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return load
+
+
+def _bit_length(typing: Any, number: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        zeros = builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
+        return builder.sub(ir.Constant(WORD, WORD.width), zeros)
+
+    return types.int64(types.int64), generate
+
+
+def _bit_count(typing: Any, number: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.int64), generate
+
+
+def _whole_number(typing: Any, answer: Any) -> Any:
+    if not isinstance(answer, types.Integer | types.Boolean):
+        raise TypingError(f"invalid result type {answer}: expected an integer")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return arguments[0]
+
+    return answer(answer), generate
+
+
+BUILTINS = {
+    "bit_length": intrinsic(_bit_length),
+    "bit_count": intrinsic(_bit_count),
+    "whole_number": intrinsic(_whole_number),
+}
+
+
+# linking: one module of machine code, optimized once
+#
+# Numba would optimize and load every function by itself with all that it calls, and again in each of its callers.
+
+
+class NotLoaded:
+    """Stub for Numba's JIT engine: parts are linked, never loaded."""
+
+    @staticmethod
+    def set_env(name: str, environment: Any) -> None:
+        """Ignore the environment: code that is not loaded has none."""
+
+
+class Part(JITCodeLibrary):
+    """A function that is linked into others."""
+
+    hint = ""  #: an attribute of LLVM's, on every function
+    codegen = NotLoaded  # pyright: ignore[reportAssignmentType]
+
+    def add_llvm_module(self, ll_module: Any) -> None:
+        """Link the module without optimizing it."""
+        for function in ll_module.functions if self.hint else ():
+            if not function.is_declaration:
+                function.add_function_attribute(self.hint)
+        ll_module.data_layout = self._codegen._data_layout
+        self._final_module.link_in(ll_module)
+
+    def finalize(self) -> None:
+        """Mark as finalized without optimizing or loading."""
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return 0: parts are never loaded on their own."""
+        return 0
+
+
+class Inlined(Part):
+    """A function that is inlined into its callers."""
+
+    hint = "alwaysinline"
+
+
+class Whole(Part):
+    """A function that is called from outside, linked with every part that it reaches."""
+
+    def object_code(self, entry: str, vectorised: bool) -> tuple[bytes, list[str]]:
+        """Return machine code that exports only `entry`, and the names of its undefined symbols.
+
+        `vectorised`: vectorize loops; False where most loops have few iterations.
+        """
+        for library in _reached_from(self):
+            part = library._final_module if isinstance(library, Part) else library._get_module_for_linking()
+            self._final_module.link_in(part, preserve=True)
+        for each in symbols(self._final_module):
+            if not each.is_declaration and each.name != entry:
+                each.linkage = binding.Linkage.internal
+        return optimised(self._final_module, self._codegen._tm, vectorised)
+
+
+def _reached_from(library: Any) -> Iterator[Any]:
+    """Yield every library that is called, once; a library that is not a part has linked its own."""
+    waiting, seen = list(library._linking_libraries), set()
+    for each in waiting:  # grows in the loop
+        if each not in seen:
+            seen.add(each)
+            waiting += each._linking_libraries if isinstance(each, Part) else ()
+            yield each
+
+
+class PartCompiler(CompilerBase):
+    """Numba's default passes, with a `Part` as their library."""
+
+    library: type[Part] = Part
+
+    def define_pipelines(self) -> list[Any]:
+        """Return Numba's pipeline with our library."""
+        self.state.library = self.library(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
+        return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
+
+
+class InlinedCompiler(PartCompiler):
+    """Numba's default passes, with an `Inlined` part."""
+
+    library = Inlined
+
+
+class WholeCompiler(PartCompiler):
+    """Numba's default passes, with a `Whole`."""
+
+    library = Whole
+
+
+@contextmanager
+def short_names() -> Iterator[None]:
+    """Let Numba print a record by its name within the context: printing its fields takes a quarter of compilation."""
+    before = types.Record.__repr__
+    types.Record.__repr__ = types.Record.__str__
+    try:
+        yield
+    finally:
+        types.Record.__repr__ = before
+
+
+@contextmanager
+def bounds_checks(wanted: bool) -> Iterator[None]:
+    """Compile so that an index outside an array raises IndexError, within the context.
+
+    An option of njit would not apply to functions that the hook calls.
+    """
+    settings: Any = config  # its attributes are set at import
+    before = settings.BOUNDSCHECK
+    settings.BOUNDSCHECK = 1 if wanted else before
+    try:
+        yield
+    finally:
+        settings.BOUNDSCHECK = before
+
+
+# compiling
 
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 UNWRAPPED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 #: The compiler of each mark.
 MARKS: dict[str, Callable] = {
-    "inlined": njit(pipeline_class=internals.InlinedCompiler, **UNWRAPPED, **OPTIONS),
-    "plain": njit(pipeline_class=internals.PartCompiler, **UNWRAPPED, **OPTIONS),
+    "inlined": njit(pipeline_class=InlinedCompiler, **UNWRAPPED, **OPTIONS),
+    "plain": njit(pipeline_class=PartCompiler, **UNWRAPPED, **OPTIONS),
     "merged": njit(inline="always", **OPTIONS),
 }
 
@@ -38,9 +252,9 @@ def built(
     **options: Any,
 ) -> Built:
     """Compile a function with all that it calls. Raises NotCompiledError."""
-    with internals.short_names():
+    with short_names():
         try:
-            dispatcher: Any = njit(signature, pipeline_class=internals.WholeCompiler, **UNWRAPPED, **options)(
+            dispatcher: Any = njit(signature, pipeline_class=WholeCompiler, **UNWRAPPED, **options)(
                 _with_compiled(function, {})
             )
         except (NumbaError, UnsupportedBytecodeError) as error:
@@ -55,19 +269,20 @@ def _with_compiled(function: FunctionType, made: dict[Any, Any]) -> FunctionType
     """Copy a function with the marked functions and readers that it names in their compiled form, kept in `made`."""
     named = {line.argval for line in dis.get_instructions(function.__code__) if line.opname == "LOAD_GLOBAL"}
     names = {name: _compiled(value, made) for name, value in function.__globals__.items() if name in named}
+    closure = tuple(CellType(_compiled(cell.cell_contents, made)) for cell in function.__closure__ or ())
     return FunctionType(
-        function.__code__, function.__globals__ | names, function.__name__, function.__defaults__, function.__closure__
+        function.__code__, function.__globals__ | names, function.__name__, function.__defaults__, closure
     )
 
 
 def _compiled(value: Any, made: dict[Any, Any]) -> Any:
     if isinstance(value, Builtin):
-        return internals.BUILTINS[value.name]
+        return BUILTINS[value.name]
     is_marked = isinstance(value, FunctionType) and value in MARKED
     if not is_marked and not isinstance(value, Reader):
         return value
     if value not in made:
-        made[value] = MARKS[MARKED[value]](_with_compiled(value, made)) if is_marked else internals.reader(value)
+        made[value] = MARKS[MARKED[value]](_with_compiled(value, made)) if is_marked else reader(value)
     return made[value]
 
 
@@ -86,7 +301,7 @@ def hook(adapter: FunctionType, state: np.dtype, shape: Shape, reached: Iterable
     """Compile an adapter with its hook and the functions that the hook reaches. Raises NotCompiledError."""
     for function in reached:
         _part_of_callers(function)
-    with internals.bounds_checks(checked):
+    with bounds_checks(checked):
         try:  # without lists, reference counts are not needed; they cost more than many hooks
             return built(adapter, _signature(shape, state), _nrt=False)
         except NotCompiledError:

@@ -11,9 +11,7 @@ import json
 import os
 import platform
 import re
-import shutil
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -27,7 +25,7 @@ from typing import Any, NamedTuple
 from llvmlite import binding
 
 from moereplay.traces.documents import json_text
-from moereplay.traces.files import private_folder
+from moereplay.traces.files import forget_unused, private_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Packages whose sources become machine code, or determine its meaning.
@@ -122,20 +120,15 @@ def _load(made: Built) -> int:
     """Load an object file. Resolves undefined symbols first: MCJIT aborts the process on an unknown one."""
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
     if not _are_known(made.undefined):
-        _register_runtime()
+        from numba import njit  # takes half a second
+
+        njit("int64()")(lambda: 0)  # compiling anything registers the symbols of Numba's runtime with LLVM
         if not _are_known(made.undefined):
             raise DamagedError
     engine.add_object_file(binding.ObjectFileRef.from_data(made.code))
     engine.finalize_object()
     _loaded.append(engine)
     return engine.get_function_address(made.entry)
-
-
-def _register_runtime() -> None:
-    """Register the symbols of Numba's runtime with LLVM, as compiling anything does; takes half a second."""
-    from numba import njit
-
-    njit("int64()")(lambda: 0)
 
 
 def _are_known(names: list[str]) -> bool:
@@ -186,24 +179,16 @@ def folder() -> Path:
     """
     path = private_folder(f"compiled-{state_of_sources()}")
     os.utime(path)
-    _forget_unused(path.parent)
+    forget_unused(path.parent, "compiled-*", KEPT_SECONDS)
     return path
-
-
-def _forget_unused(home: Path) -> None:
-    """Delete folders that were not used for a week. A process that still uses one compiles again."""
-    oldest = time.time() - KEPT_SECONDS
-    for path in home.glob("compiled-*"):
-        with suppress(OSError):
-            if path.stat().st_mtime < oldest:
-                shutil.rmtree(path)
 
 
 @cache
 def state_of_sources() -> str:
     """Return a hash of all sources, the compiling versions and the processor."""
     hasher = sha256()
-    for path in _source_files():
+    files = (path for package in SOURCES for path in (ROOT / package).rglob("*.py"))
+    for path in sorted(path for path in files if not any(path.is_relative_to(ROOT / package) for package in APART)):
         hasher.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     hasher.update("\0".join(versions()).encode())
     return hasher.hexdigest()[:20]
@@ -213,8 +198,3 @@ def versions() -> list[str]:
     """Return the versions of all compiling packages, and the processor."""
     packages = [version(package) for package in PACKAGES]
     return [sys.version, *packages, platform.machine(), binding.get_host_cpu_name()]
-
-
-def _source_files() -> list[Path]:
-    files = (path for package in SOURCES for path in (ROOT / package).rglob("*.py"))
-    return sorted(path for path in files if not any(path.is_relative_to(ROOT / package) for package in APART))

@@ -98,4 +98,4 @@ whole_number: Any = (lambda answer: answer) if IS_PYTHON else Builtin("whole_num
 
 @called
 def load_ahead(record):
-    """Ask the processor for a record that is used soon; the translation has an instruction for it (`emitting`)."""
+    """Ask the processor for a record that is used soon; the translation has an instruction for it (`expressions`)."""

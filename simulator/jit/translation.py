@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.simulator.jit.emitting import Block
-from moereplay.simulator.jit.expressions import Expressions
+from moereplay.simulator.jit.expressions import Block, Expressions
 from moereplay.simulator.jit.machine_code import Built, machine_code_of
 from moereplay.simulator.jit.marks import MARKED, VECTORIZED, NotCompiledError, Reader, Shape
 from moereplay.simulator.jit.values import (

@@ -15,6 +15,7 @@ from moereplay.simulator.compiled.inputs import costs_of, inputs_of
 from moereplay.simulator.curves.stream import ACCESSES, HITS, Cut, Demands, demands_of, keys, look_up, started
 from moereplay.simulator.jit.calls import compiled
 from moereplay.simulator.replay import Plan
+from moereplay.simulator.step_time import landings_at_once
 from moereplay.simulator.threads import check_stop
 from moereplay.simulator.times import Times
 from moereplay.traces.demand import Demand, demand_of
@@ -155,8 +156,7 @@ def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
 def carried(times: Times, most: int) -> np.ndarray:
     """Return the earliest times at which the links have carried 0, 1, ... `most` experts, (most + 1,) int64 ns.
 
-    A transfer ends no sooner than its wire time after the previous one, and than latency and wire time after the one
-    that is a link's depth before it. All experts count with the least bytes, and any link may carry any of them. Where
+    All experts count with the least bytes, and any link may carry any of them. Where
     links read matrix by matrix they are in batches of the size that takes the least time per expert.
     """
     many = np.arange(1, most + 1, dtype=np.int64)
@@ -167,8 +167,7 @@ def carried(times: Times, most: int) -> np.ndarray:
             ends.append(times.latency_ns[home] - (-many * each.numerator // each.denominator))
             continue
         latency, depth, wire = times.latency_ns[home], times.depth[home], min(row[0] for row in times.wire_ns[home])
-        turn, place = np.divmod(many - 1, depth)
-        ends.append(np.maximum(latency + many * wire, (turn + 1) * (latency + wire) + place * wire))
+        ends.append(landings_at_once(most, depth, latency, wire))
     return np.concatenate([[0], np.sort(np.concatenate(ends))[:most]]).astype(np.int64)
 
 

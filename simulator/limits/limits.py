@@ -18,7 +18,7 @@ import numpy as np
 
 from moereplay.simulator.bounds import FORCED, RELAXED, Bound, Counted, count, judge, misses_of
 from moereplay.simulator.config import ReplayConfig
-from moereplay.simulator.curves.stream import Demands, demands_of, resets
+from moereplay.simulator.curves.stream import demands_of, resets
 from moereplay.simulator.limits.choices import Choices, Freedom, choices, sharpened
 from moereplay.simulator.limits.least_time import LeastTime, least_time
 from moereplay.simulator.limits.relaxation import Pools, Relaxation, unit_of
@@ -43,7 +43,9 @@ def fixed_set(trace: Trace, bound: Bound) -> FixedSet | None:
     """
     layers, experts = trace.geometry.layers, trace.geometry.experts
     demands = demands_of(trace, bound.passes, bound.reset)
-    unit, begun = _access_rows(demands, layers, experts)
+    steps, many = np.arange(len(demands.offsets) - 1), np.diff(demands.offsets)
+    unit = np.repeat(steps % layers, many) * experts + demands.expert  # of every access
+    begun = np.repeat(np.cumsum(demands.fresh)[steps // layers], many)  # resets before it
     accesses = np.bincount(unit, minlength=layers * experts)
     loads = np.bincount(np.unique(begun * (layers * experts) + unit) % (layers * experts), minlength=layers * experts)
     for layer, expert in bound.warm:  # its first access is a hit, if there is one before a reset
@@ -54,13 +56,6 @@ def fixed_set(trace: Trace, bound: Bound) -> FixedSet | None:
         return None if preloaded is None or loaded_once is None else FixedSet(preloaded, loaded_once)
     pools = layers if bound.scope == "per_layer" else 1
     return FixedSet(*(_most(hits.reshape(pools, -1), bound.slots) for hits in (accesses, accesses - loads)))
-
-
-def _access_rows(demands: Demands, layers: int, experts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the expert of every access and the number of resets before it, (n,) int64 each."""
-    steps, many = np.arange(len(demands.offsets) - 1), np.diff(demands.offsets)
-    unit = np.repeat(steps % layers, many) * experts + demands.expert
-    return unit, np.repeat(np.cumsum(demands.fresh)[steps // layers], many)
 
 
 def _most(hits: np.ndarray, slots: tuple[int, ...]) -> int:

@@ -21,7 +21,7 @@ from moereplay.traces.texts import hint
 #: SpecMD's own, which its Table 2 repeats with Least-Stale in place of their eviction, as NAME+ls.
 SPECMD = ("specmd-baseline", "specmd-1", "specmd-2", "specmd-3", "specmd-4", "specmd-5")
 PAPERS = ("cache-prior-paper", "eliseev", "hobbit", "smoe", "moe-infinity", "fiddler")
-#: Engines, of which docs/evidence.md has measured runs.
+#: Engines, of which studies/pages/calibrations.md has measured runs.
 ENGINES = ("llama.cpp", "llama.cpp-moe-cache", "bigmoeonedge", "imp", "warp", "colibri")
 #: Engines of machines whose CPU computes, or that read an SSD through RAM.
 HYBRID = (

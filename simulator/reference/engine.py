@@ -55,12 +55,11 @@ def run_scheduled(
 
 
 def _check_future(gates: Gates, spec: RunSpec) -> None:
-    chosen = spec.config.policy_set()
     for kind in KINDS:
-        if not gates.first_uses() and FUTURE in getattr(chosen, kind).needs:
+        chosen = getattr(spec.chosen, kind)
+        if not gates.first_uses() and FUTURE in chosen.needs:
             raise PolicyError(
-                f"{kind} {getattr(chosen, kind).text()} needs the future, which depends on passes to come; "
-                "choose a policy without it"
+                f"{kind} {chosen.text()} needs the future, which depends on passes to come; choose a policy without it"
             )
 
 
@@ -83,7 +82,7 @@ class Engine:
         self, source: Gates, spec: RunSpec, machine: Machine | None = None, placement: Placement | None = None
     ) -> None:
         """Connect the parts. The platform of `spec` prices policies on any machine."""
-        config, chosen = spec.config, spec.config.policy_set().priced(spec.times)
+        config, chosen = spec.config, spec.chosen.priced(spec.times)
         machine = machine or simulated(spec.times, spec.layout.precisions)
         self.env = machine.env
         self.finished = Wakeup(self.env)

@@ -183,12 +183,8 @@ def configuration(settings: Mapping[str, Any]) -> ReplayConfig:
 
 def whole(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Merge settings with those of their preset and fold dotted keys."""
-    return folded(_over_preset(settings))
-
-
-def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in settings.items() if name != PRESET}
-    return preset(str(settings[PRESET])).values() | own if PRESET in settings else own
+    return folded(preset(str(settings[PRESET])).values() | own if PRESET in settings else own)
 
 
 def folded(settings: Mapping[str, Any]) -> dict[str, Any]:

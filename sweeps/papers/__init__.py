@@ -249,7 +249,7 @@ def figures_of(paper: str, names: str = "") -> list[PaperFigure]:
     if paper not in PAPERS:
         raise unknown("paper", paper, PAPERS)
     found = _read(paper)
-    figures = {each.name: PaperFigure(found, each) for each in found.figures}
+    figures = {figure.name: PaperFigure(found, figure) for figure in found.figures}
     wanted = [name.strip() for name in names.split(",")] if names else list(figures)
     for name in wanted:
         if name not in figures:

@@ -3,7 +3,7 @@
 The search starts from a full cache (`space.py`) and goes by rounds, the most promising sets first: sets of engines and
 static placements; every eviction alone; the best of them with every prefetch and miss policy; then every eviction with
 the best two of those. A budget ends it early, with the best set so far. A long trace is searched on some of its
-requests, and the best sets are replayed on all of them. `docs/recommend.md` compares the search with trying everything.
+requests, and the best sets are replayed on all of them. `studies/pages/recommend.md` has its accuracy.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ def test_a_folder_without_curves_has_none(tmp_path: Path) -> None:
     assert load(tmp_path).is_empty()
 
 
+@pytest.mark.slow
 def test_a_curve_is_read_as_it_was_counted(trace: Trace, curves: pl.DataFrame) -> None:
     made, rows = curve(trace, "belady"), curves.filter(pl.col("policy") == "belady")
     read = rows["hit_rate"].fill_null(float("nan")).to_numpy()
@@ -74,6 +75,7 @@ def test_a_file_that_cannot_be_trusted_is_refused(trace: Trace, tmp_path: Path) 
     assert "as Parquet" in refusal(path)
 
 
+@pytest.mark.slow
 def test_curves_run_through_the_points_of_the_replays(trace: Trace, curves: pl.DataFrame) -> None:
     replays = frame_of(trace, eviction=["lru", "fifo"], capacity=["25%", "50%", "75%"])
     (axes,) = draw("hit_rate_by_capacity", replays, curves).axes
@@ -87,6 +89,7 @@ def test_curves_run_through_the_points_of_the_replays(trace: Trace, curves: pl.D
     assert (lru.get_linestyle(), fifo.get_linestyle() != "None") == ("None", True)  # markers alone
 
 
+@pytest.mark.slow
 def test_with_prefetch_the_bound_alone_is_drawn_and_elsewhere_nothing(trace: Trace, curves: pl.DataFrame) -> None:
     prefetching = frame_of(trace, eviction=["lru"], prefetch=["top_k"], capacity=["25%", "50%"])
     (axes,) = draw("hit_rate_by_capacity", prefetching, curves).axes

@@ -69,6 +69,7 @@ def test_the_interval_of_misses_holds_their_number(several: pl.DataFrame) -> Non
     assert all(low is not None and high is not None and low < total < high for low, total, high in ends), ends
 
 
+@pytest.mark.slow
 @every("name", FIGURES)
 def test_a_legend_lists_what_is_drawn_and_nothing_else(several: pl.DataFrame, name: str) -> None:
     words = {"compulsory": "compulsory", "capacity": "capacity_misses", "collision": "collisions"}
@@ -142,6 +143,7 @@ def test_a_csv_has_every_point_with_its_interval(several: pl.DataFrame, tmp_path
     assert sum(float(row["x"]) for row in bars) == total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_of_every_kind_are_the_same_twice_and_have_no_date(
     several: pl.DataFrame, tmp_path: Path, kind: str
@@ -153,6 +155,7 @@ def test_files_of_every_kind_are_the_same_twice_and_have_no_date(
     assert not any(word in first.read_bytes() for word in (b"CreationDate", b"Producer", b"Creator", b"<dc:date>"))
 
 
+@pytest.mark.slow
 @every("name", FIGURES, apart=True)
 def test_a_page_has_the_width_of_a_column_and_its_title_beside_it(
     several: pl.DataFrame, tmp_path: Path, name: str

@@ -19,8 +19,8 @@ from matplotlib.transforms import Bbox
 
 from moereplay import policies
 from moereplay.analysis.figures.catalogue import FIGURES, chart, draw, draw_all, save
+from moereplay.analysis.figures.drawing import styled
 from moereplay.analysis.figures.facets import OMITTED_AT
-from moereplay.analysis.figures.sheet import styled
 from moereplay.analysis.metrics import measured
 from moereplay.analysis.palette import KNOWN, Look, look_of, looks
 from moereplay.results.errors import ResultError
@@ -178,6 +178,7 @@ def test_every_figure_says_what_it_was_made_from(frame: pl.DataFrame, name: str)
     assert "scope global" in subtitle and "reset never" not in subtitle
 
 
+@pytest.mark.slow
 def test_open_loop_results_are_labelled() -> None:
     figure = draw("misses", frame_of(small_trace(), eviction=["lru"], miss=["drop"], capacity=["25%"]))
     assert "SIMULATED, open-loop, synthetic routing" in texts(figure)
@@ -253,7 +254,7 @@ def several() -> pl.DataFrame:
     )
 
 
-@pytest.mark.parametrize("made", [many, tiny, several])
+@pytest.mark.parametrize("made", [pytest.param(many, marks=pytest.mark.long), tiny, several])
 @every("name", FIGURES)
 def test_texts_stay_on_the_page_and_off_each_other(name: str, made: Callable[[], pl.DataFrame]) -> None:
     if (name, made) == ("collisions_in_prefill", tiny):
@@ -278,6 +279,7 @@ def test_an_unknown_figure_or_option_suggests_the_nearest(single: pl.DataFrame) 
     assert answer == "unknown value of collisions_by_layer's phase 'decoding': did you mean decode?"
 
 
+@pytest.mark.slow
 def test_without_names_all_that_can_be_drawn_is_drawn(frame: pl.DataFrame, single: pl.DataFrame) -> None:
     assert draw_all(frame).left_out == {}
     assert tuple(name for name, _ in draw_all(frame).figures) == tuple(FIGURES)
@@ -330,7 +332,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from moereplay.analysis.figures.catalogue import FIGURES, chart, draw, draw_all, save
-from moereplay.analysis.figures.panels import save
+from moereplay.analysis.figures.drawing import save
 from moereplay.results.stored import load
 frame = load(Path(sys.argv[1]))
 for name, figure in draw_all(frame).figures:
@@ -342,6 +344,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     written_to(tmp_path / "results", *replayed(small_trace(), eviction=["lru", "fifo"], capacity=["25%", "50%"]))
     root = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from moereplay.analysis.forecast import Forecast, forecast, with_forecasts
+from moereplay.analysis.forecast import Forecast, by_policy, coverage, forecast, in_words, shown, signal, with_forecasts
 from moereplay.analysis.forecast_fit import (
     NOTHING,
     Change,
@@ -28,7 +28,6 @@ from moereplay.analysis.forecast_fit import (
     stored_bits,
     tiers_of,
 )
-from moereplay.analysis.forecast_page import by_policy, coverage, in_words, shown, signal
 from moereplay.analysis.quality import judged
 from moereplay.results.errors import ResultError
 from tests.kit.every import every

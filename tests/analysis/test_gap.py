@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 
 from moereplay.analysis.gap import Gap, flat, gap_of, sentences
 from moereplay.simulator.config import configure
 from moereplay.simulator.limits.limits import limits
 from moereplay.simulator.replay import replay
 from tests.kit.policy_runs import trace_of
+from tests.kit.search import searched
 from tests.simulator.test_limits import Case, cases
 
 #: Requests of every layer, step by step, of the conformance trace of arXiv 2608.07911.
 STEPS = ([0, 1], [0, 2], [0, 1], [0, 3], [0, 1])
 
 
+@pytest.mark.slow
 def test_the_published_trace_has_twelve_compulsory_misses_and_six_for_lack_of_capacity() -> None:
     """Three layers of four experts, two in each pool, LRU: 30 accesses, 12 hits, 12 + 6 misses.
 
@@ -35,7 +38,7 @@ def test_the_published_trace_has_twelve_compulsory_misses_and_six_for_lack_of_ca
     assert found.fixed == (24, 18)  # 0 and 1 of each layer: 5 + 3 accesses, one each of which loads it
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@searched(60)
 @given(cases(evictions=("lru", "lfu", "random", "arc", "least_stale", "belady", "static"), prefetches=("none",)))
 def test_parts_are_never_negative_and_add_up(case: Case) -> None:
     config = case.config

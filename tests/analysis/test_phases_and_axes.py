@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import polars as pl
+import pytest
 
 from moereplay.analysis.figures.catalogue import FIGURES, draw, draw_all
 from moereplay.analysis.metrics import measured
@@ -32,6 +33,7 @@ def test_each_phase_has_a_figure_that_names_it(single: pl.DataFrame, name: str, 
     assert f"{phase.capitalize()} only. Collisions" in note(figure)
 
 
+@pytest.mark.slow
 def test_names_of_phases_follow_the_passes() -> None:
     """A request that is all prompt: one pass that is a prefill, and under `token` 12 passes that are not."""
     whole = small_trace(tokens=0, prompt=12)

@@ -10,10 +10,22 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
-from moereplay.analysis.timeline import CACHE, COMPUTE, CPU, FILLS, LINKS, PASSES, QUEUE, STALLS, Timeline, limited
-from moereplay.analysis.timeline_moves import Machine, copy_of
+from moereplay.analysis.timeline import (
+    CACHE,
+    COMPUTE,
+    CPU,
+    FILLS,
+    LINKS,
+    PASSES,
+    QUEUE,
+    STALLS,
+    Machine,
+    Timeline,
+    copy_of,
+    limited,
+)
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Row
 from moereplay.results.trace_events import Instant, Item, Level, Slice, Track, write_items
@@ -23,9 +35,9 @@ from tests.kit.cases import Cell, ListSource, Outcome, Prompted, machine, naming
 from tests.kit.every import every
 from tests.kit.parity import by_matrix
 from tests.kit.scenarios import Scenario, scenarios
+from tests.kit.search import searched
 from tests.simulator.test_laws import tiers_of
 
-searched = settings(max_examples=150, deadline=None, derandomize=True)
 REASONS = ("compulsory", "collisions", "capacity")
 ENDS_A_MOVE = ("transfer", "fill", "cancel", "drop")
 
@@ -225,13 +237,13 @@ def hold_every_law(scenario: Scenario) -> None:
         law(scenario, outcome, items)
 
 
-@searched
+@searched(150)
 @given(scenarios())
 def test_timelines_of_any_scenario_hold_every_law(scenario: Scenario) -> None:
     hold_every_law(scenario)
 
 
-@searched
+@searched(150)
 @given(by_matrix())
 def test_timelines_of_links_that_read_matrix_by_matrix_hold_every_law(scenario: Scenario) -> None:
     hold_every_law(scenario)

@@ -16,16 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from moereplay.analysis.divergence import Divergence, first_choice, first_divergence
 from moereplay.analysis.figures.catalogue import VALIDATION_FIGURES, draw, draw_all
-from moereplay.analysis.figures.sheet import styled
+from moereplay.analysis.figures.drawing import styled
 from moereplay.analysis.validation import (
     Comparison,
+    Divergence,
     Measure,
     Runs,
     Tolerances,
     compare,
     document,
+    first_choice,
+    first_divergence,
     heading,
     lines,
     measure_rows,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moereplay.analysis.comparisons import TEST_LEVEL, enough, pairs_of, shares_passes
-from moereplay.analysis.sentences import lines
-from moereplay.analysis.verdict import Entry
+from moereplay.analysis.verdict import Entry, lines
 
 NAMES = ["capacity", "eviction"]
 
@@ -130,8 +129,7 @@ def test_platforms_are_counted_at_every_capacity_too() -> None:
     def at(platform: str, speed: int, capacity: str, made: bool) -> Entry:
         one = many("lru", 60, platform=platform, capacity=capacity)
         rows = [{**row, "decode_ns": row["decode_ns"] // speed} for row in one.requests()]
-        kept = list if made else lambda: rows
-        return one._replace(tokens_per_s=10 * speed, requests=kept, every=lambda: rows, synthetic=made)
+        return one._replace(tokens_per_s=10 * speed, rows=lambda: rows, synthetic=made)
 
     for made in (False, True):
         entries = [at(*each, capacity, made) for each in (("slow", 1), ("fast", 2)) for capacity in ("25%", "50%")]
@@ -146,7 +144,7 @@ def test_requests_that_share_passes_have_no_interval() -> None:
     def beside(entry: Entry) -> Entry:
         rows = [{**row, "start_ns": 5 * at, "end_ns": 5 * at + 9} for at, row in enumerate(entry.requests())]
         assert shares_passes(rows) and not shares_passes([{**row, "start_ns": 9 * row["request"]} for row in rows[:1]])
-        return entry._replace(requests=lambda: rows)
+        return entry._replace(rows=lambda: rows)
 
     found = said(lines([beside(many("lru", 60)), beside(many("fifo", 40))], NAMES))
     assert "20 points more than fifo (second; no confidence interval: requests share passes)" in found
@@ -195,7 +193,7 @@ def test_every_condition_is_counted_once() -> None:
         for policy, hits in zip(("lru", "fifo"), figures, strict=False)
     ]
     together = [{**row, "start_ns": 5 * at, "end_ns": 5 * at + 9} for at, row in enumerate(entries[4].requests())]
-    shared = [*entries[:4], entries[4]._replace(requests=lambda: together), *entries[5:]]
+    shared = [*entries[:4], entries[4]._replace(rows=lambda: together), *entries[5:]]
     noisy = entry("lru", [(10**9, 26 + 31 * (at % 2)) for at in range(12)], arrivals="poisson:2", passes="batch:2")
     found = said(lines([*shared[:2], noisy, *shared[3:]], ["eviction", "arrivals"]))
     assert "more than fifo (second): significant at 1 of 5; not significant at 1 of 5 (2 requests/s); " in found
@@ -253,7 +251,7 @@ def test_the_second_has_the_same_platform_where_there_is_one() -> None:
 
 
 def test_requests_that_a_sweep_did_not_keep_are_asked_for() -> None:
-    kept, left_out = entry("lru", [(10**9, 90)]), entry("fifo", [(2 * 10**9, 40)])._replace(requests=list)
+    kept, left_out = entry("lru", [(10**9, 90)]), entry("fifo", [(2 * 10**9, 40)])._replace(rows=list)
     assert "no confidence interval" in (speed := lines([kept, left_out], NAMES)[0]) and "`requests = true`" in speed
 
 

@@ -19,28 +19,28 @@ ONE = StepPrices(k=3, load=10, latency=5, start=7, wire=100, depth=4, expert=20,
 
 
 def test_a_step_without_a_miss_waits_for_nothing():
-    assert waiting(ONE, 0) == 0
+    assert waiting(ONE)[0] == 0
 
 
 def test_one_miss_is_awaited_behind_two_hits():
     """Asked for at 10, it arrives at 10 + 5 + 7 + 100 = 122; the hits are computed until 10 + 40 = 50."""
-    assert waiting(ONE, 1) == 122 - 50
+    assert waiting(ONE)[1] == 122 - 50
 
 
 def test_the_second_miss_crosses_behind_the_first_and_starts_no_idle_wire():
     """Arrivals at 122 and 222. Loading ends at 20, the hit at 40; waits are 122 - 40 and 222 - (122 + 20)."""
-    assert waiting(ONE, 2) == (122 - 40) + (222 - 142)
+    assert waiting(ONE)[2] == (122 - 40) + (222 - 142)
 
 
 def test_an_engine_that_reads_first_waits_for_the_last():
     """Both are asked for when all loading is done, at 20; the last arrives at 20 + 12 + 200."""
-    assert waiting(ONE._replace(waits_for_all=True), 2) == 12 + 200
+    assert waiting(ONE._replace(waits_for_all=True))[2] == 12 + 200
 
 
 def test_lanes_hide_latencies_and_one_lane_does_not():
     alone = ONE._replace(load=0, start=0, latency=50, depth=1)
-    assert waiting(alone._replace(waits_for_all=True), 3) == 3 * 150
-    assert waiting(alone._replace(waits_for_all=True, depth=4), 3) == 50 + 300
+    assert waiting(alone._replace(waits_for_all=True))[3] == 3 * 150
+    assert waiting(alone._replace(waits_for_all=True, depth=4))[3] == 50 + 300
 
 
 BATCH = ONE._replace(k=2, expert=30, matrices=(2, 1), batches=(0.0, 150.0, 300.0))
@@ -51,17 +51,17 @@ def test_a_batch_arrives_by_matrices_and_compute_follows_in_stages():
 
     Its stage takes 20 more, so the step ends at 332: 60 of compute, 272 of stall. Loading comes before and is no stall.
     """
-    assert waiting(BATCH, 2) == 332 - 60
+    assert waiting(BATCH)[2] == 332 - 60
 
 
 def test_hits_are_computed_with_the_stages_of_a_batch():
     """One of two misses: 12 + 100, compute of both until 152, the second matrix at 162; 20 more, 182 in all."""
-    assert waiting(BATCH, 1) == 182 - 60
+    assert waiting(BATCH)[1] == 182 - 60
 
 
 def test_a_batch_without_overlap_is_awaited_whole():
-    assert waiting(BATCH._replace(waits_for_all=True), 2) == 12 + 300
-    assert waiting(BATCH, 0) == waiting(BATCH._replace(waits_for_all=True), 0) == 0
+    assert waiting(BATCH._replace(waits_for_all=True))[2] == 12 + 300
+    assert waiting(BATCH)[0] == waiting(BATCH._replace(waits_for_all=True))[0] == 0
 
 
 def test_few_reads_occupy_few_lanes_and_the_first_read_sets_the_start():
@@ -77,7 +77,7 @@ def test_few_reads_occupy_few_lanes_and_the_first_read_sets_the_start():
 def test_misses_are_binomial():
     """At a half of three: one, three, three and one of eight steps have 0, 1, 2 and 3 misses."""
     mean = mean_waiting(ONE, np.array([0.5, 0.0, 1.0]))
-    each = [waiting(ONE, missed) for missed in range(4)]
+    each = [waiting(ONE)[missed] for missed in range(4)]
     assert mean[0] == pytest.approx((each[0] + 3 * each[1] + 3 * each[2] + each[3]) / 8)
     assert list(mean[1:]) == [each[0], each[3]]
 
@@ -101,7 +101,7 @@ def test_a_step_waits_as_long_as_in_a_replay(tmp_path_factory, missed, figures, 
     result = replay(_second_token_misses(missed, wire), _configuration(str(machine)), engine="reference")
     decode = next(row for row in result.per_layer if row["phase"] == "decode")
     assert decode["misses"] == missed
-    assert decode["stall_ns"] == waiting(step, missed)
+    assert decode["stall_ns"] == waiting(step)[missed]
 
 
 @settings(max_examples=40, deadline=None)
@@ -124,7 +124,7 @@ def test_a_step_of_batches_waits_as_long_as_in_a_replay(
     machine.write_text(_machine(step))
     result = replay(_second_token_misses(missed, size, matrices), _configuration(str(machine)), engine="reference")
     decode = next(row for row in result.per_layer if row["phase"] == "decode")
-    assert (decode["misses"], decode["stall_ns"]) == (missed, waiting(step, missed))
+    assert (decode["misses"], decode["stall_ns"]) == (missed, waiting(step)[missed])
 
 
 def _second_token_misses(missed: int, size: int, matrices: tuple[int, ...] = ()):

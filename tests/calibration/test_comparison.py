@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import predicted_vs_measured as command
-from moereplay.calibration.comparison import Plan, Row, leave_one_model_out, markdown, rows_of, summaries
+from evidence import __main__ as command
+from evidence.comparison import Plan, leave_one_model_out, markdown, rows_of, summaries
 from moereplay.calibration.files import read_folder
+from moereplay.calibration.verify import Row
 from moereplay.simulator.platforms import platform
 from tests.kit.evidence_folder import made, row
 from tests.kit.measured_series import law
@@ -81,6 +82,7 @@ def test_the_command_writes_table_page_and_figure(table, tmp_path, monkeypatch):
     assert (tmp_path / "figures" / "predicted_vs_measured.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_series_of_runs_are_a_section_of_the_page_with_every_refusal(tmp_path, monkeypatch):
     folder = tmp_path / "runs"
     folder.mkdir()

@@ -107,6 +107,7 @@ def test_the_document_has_measured_predicted_and_their_error_by_column(folder):
     assert (whole["summary"]["over"], whole["summary"]["cells"]) == ("held_out", 3)
 
 
+@pytest.mark.slow
 def test_a_runs_own_routing_is_replayed_and_that_of_its_model_beside_what_it_published(tmp_path):
     said = {"tpot_ms": 90, "hit_pct": 50, "policy": "lru", "cache_mib": 1000}
     rows = [

@@ -16,6 +16,7 @@ def shape(layers: int = 2, experts: int = 16, k: int = 3) -> Geometry:
     return Geometry(layers=layers, experts=experts, k=k, expert_bytes=(100,) * layers)
 
 
+@pytest.mark.slow
 def test_a_fit_has_the_hit_rates_of_routing_that_it_never_saw() -> None:
     truth = model(hot=1.5, cold=0.5, request=1.0, slow=1.0, kind=1.5)
     lengths = [100] * 8

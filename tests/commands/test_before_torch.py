@@ -283,6 +283,7 @@ def refused(folder: Path) -> dict[str, list[tuple[int | str, str, str]]]:
     return {verb: [next(found) for _ in cases] for verb, cases in WRONG.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", WRONG)
 def test_what_is_wrong_is_refused_without_torch(
     verb: str, refused: dict[str, list[tuple[int | str, str, str]]]

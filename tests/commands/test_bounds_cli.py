@@ -37,6 +37,7 @@ def made(tmp_path: Path, **drawn: object) -> Path:
     return stored(whole, tmp_path / "made.zarr")
 
 
+@pytest.mark.slow
 def test_json_has_the_limits_and_the_policies_with_parts_that_add_up(trace: Path) -> None:
     shown = moereplay("bounds", trace, *GRID, "--json")
     assert shown.returncode == 0, shown.stderr
@@ -89,6 +90,7 @@ def test_where_a_premise_fails_there_is_a_dash_and_a_reason(trace: Path, options
     assert (dashed[2] == "-") is bool(said)
 
 
+@pytest.mark.slow
 def test_unequal_bytes_in_one_pool_have_limits_and_a_way_that_comes_near_them(tmp_path: Path) -> None:
     path = made(tmp_path, geometry=sizes(2, 6, 2, [30, 20]))
     for scope, known in (("global", False), ("per_layer", True)):
@@ -111,6 +113,7 @@ def test_with_logits_unequal_bytes_have_no_bound_for_other_routing_and_a_line_sa
     assert shown.returncode == 0 and "no bound for other routing where experts" in unfolded(shown.stdout)
 
 
+@pytest.mark.slow
 def test_what_kind_of_number_a_bound_is_stands_wherever_it_is_printed(tmp_path: Path) -> None:
     path, kind = made(tmp_path, geometry=sizes(2, 6, 2, [30, 20])), "belady: upper bound where experts of a pool differ"
     how = ("--capacity", "50%", "--workers", 1)

@@ -58,6 +58,7 @@ def test_a_calibrated_platform_marks_what_is_replayed_on_it(folder, tmp_path):
     assert "seconds of phone-ufs4: estimated, not calibrated" in shown
 
 
+@pytest.mark.slow
 def test_tables_name_every_cell_and_every_refusal(folder):
     shown = moereplay("calibrate", "folder", folder, *FIT).stdout
     assert "memory_bytes_per_s" in shown and "made-tenth-ov" in shown and "held out  2 runs" in shown
@@ -199,6 +200,7 @@ def test_each_source_has_its_own_options(folder, tmp_path, command, fact):
     assert ended.returncode == 2 and fact in unfolded(ended.stderr)
 
 
+@pytest.mark.slow
 def test_the_spelling_without_a_subcommand_is_understood(folder):
     log = folder / "tokens" / "made-fifth-ov.csv"
     for use, words in {"folder": (folder, *FIT), "logs": (log, *LOGGED)}.items():
@@ -224,6 +226,7 @@ def mine(folder, tmp_path_factory) -> dict[str, Path]:
     return {"desk": place / "desk.toml", "trace": place / "t.zarr", "a": place / "a.csv", "b": place / "b.csv"}
 
 
+@pytest.mark.slow
 def test_a_log_is_predicted_by_the_replay_of_its_routing(mine):
     about = ("--calibration", mine["desk"], "--model", "olmoe-1b-7b", "--trace", mine["trace"], "--dense", "500MiB")
     found = document("evidence", mine["a"], mine["b"], *about, "--memory", "400MiB", "--memory", "1500MiB")
@@ -314,9 +317,10 @@ def test_figures_that_no_machine_has_are_no_platform(tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (PUBLISHED / "cells.csv").exists(), reason="other people's measured runs are not here")
 def test_a_phones_other_runs_are_predicted_from_one_models():
-    """Fitted on one model's first sessions; others' budgets, lanes and models, as docs/evidence.md has them."""
+    """Fitted on one model's first sessions; others' budgets, lanes and models, as studies/pages/calibrations.md has."""
     fit = ("--fit", "bmoe-07-12-gemma_*", "--fit", "bmoe-07-14-warmup-*_gemma_k8")
     cells = {each["cell"]: each for each in document("evidence", PUBLISHED, *fit)["cells"]}
     held = ("14-w-gemma_k6", "17-gpt_k2", "20-cache-replay-lanes4_k2", "20-cache-replay-lanes8_k2", "21-101543")

@@ -108,6 +108,7 @@ def test_runs_that_no_machine_explains_give_no_figures(tmp_path: Path) -> None:
         assert ended.returncode == 2 and "cannot fit a platform to" in unfolded(ended.stderr)
 
 
+@pytest.mark.slow
 @every(
     "words, told",
     [

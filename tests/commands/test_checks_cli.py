@@ -76,6 +76,7 @@ def checks(out: Path) -> dict[str, dict]:
     return {path.name: json.loads(path.read_text()) for path in sorted((out / "checks").iterdir())}
 
 
+@pytest.mark.slow
 def test_the_same_configurations_are_checked_each_time_and_none_twice(sweep, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in (sweep / "out" / "checks").iterdir()}
     again = moereplay("sweep", "run", sweep / "experiment.toml", "--out", sweep / "out", "--workers", 1, *CHECK)
@@ -85,6 +86,7 @@ def test_the_same_configurations_are_checked_each_time_and_none_twice(sweep, tmp
     assert other.returncode == 0 and checks(tmp_path / "out").keys() == checks(sweep / "out").keys()
 
 
+@pytest.mark.slow
 def test_a_sweep_without_checks_has_the_same_parts_and_no_figure_of_checks(sweep, tmp_path):
     plain = moereplay("sweep", "run", sweep / "experiment.toml", "--out", tmp_path / "out", "--workers", 1)
     assert plain.returncode == 0 and not (tmp_path / "out" / "checks").exists()
@@ -117,6 +119,7 @@ def test_show_prints_the_error_and_columns_where_something_was_checked(sweep):
     assert re.search(r"checked: \d of 4 configurations", some)
 
 
+@pytest.mark.slow
 def test_plot_draws_the_checks(sweep, tmp_path):
     drawn = moereplay("plot", sweep / "out", "--out", tmp_path)
     assert drawn.returncode == 0, drawn.stderr
@@ -130,6 +133,7 @@ def test_plot_draws_the_checks(sweep, tmp_path):
     assert alone.returncode == 0 and len(list((tmp_path / "one").iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_a_shard_checks_its_own_share(sweep, tmp_path):
     for part in ("1/2", "2/2"):
         words = ("--out", tmp_path / "out", "--workers", 1, "--shard", part, *CHECK[2:], "--every", 2)
@@ -174,6 +178,7 @@ def test_another_machines_calibration_is_refused_with_the_command_that_makes_thi
     assert command in ended.stderr and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_throttled_platform_is_checked_with_its_throttle(tmp_path):
     file = experiment(tmp_path, throttle_bytes_per_s=2e6)
     words = ("--every", 8, *CHECK[2:], "--out", tmp_path / "out", "--workers", 1)
@@ -185,6 +190,7 @@ def test_a_throttled_platform_is_checked_with_its_throttle(tmp_path):
 # ---------------------------------------------------------------- skipped, live, interrupted, searched
 
 
+@pytest.mark.slow
 def test_configurations_that_no_real_run_has_are_skipped_by_name(tmp_path):
     file = experiment(tmp_path)
     some = ("--set", 'grid.miss=["lowest_bit:bits=8/3", "fetch"]', "--workers", 1)
@@ -194,6 +200,7 @@ def test_configurations_that_no_real_run_has_are_skipped_by_name(tmp_path):
     assert all(check["config"]["miss"] == "fetch" for check in checks(tmp_path / "out").values())
 
 
+@pytest.mark.slow
 def test_live_checks_skip_what_reads_the_future(tmp_path):
     # Recorded here: the bundled recording's near ties fall otherwise in the arithmetic of another processor.
     text = ("--text", ROOT / "tracegen" / "miniature" / "heldout.txt", "--window", 16, "--limit", 1)

@@ -82,6 +82,7 @@ print(sorted({"numba", "polars", "scipy", "zarr"} & sys.modules.keys()))
 """
 
 
+@pytest.mark.slow
 def test_a_second_replay_imports_neither_numba_nor_polars_nor_zarr(small):
     """They take longer than it does."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
@@ -148,6 +149,7 @@ def tables(folder: Path) -> dict[str, bytes]:
 NO_CHECK = "checks: none of these configurations was checked; `sweep run --every N` checks some"
 
 
+@pytest.mark.slow
 def test_plot_draws_what_the_results_can_feed(small, tmp_path):
     replayed = moereplay("replay", small, "--capacity", "10%,30%", "--eviction", "lru,fifo", "--out", tmp_path)
     assert replayed.returncode == 0, replayed.stderr
@@ -163,6 +165,7 @@ def test_plot_draws_what_the_results_can_feed(small, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_plot_says_what_it_left_out_and_what_would_draw_it(small, tmp_path):
     assert moereplay("replay", small, "--capacity", "30%", "--scope", "per_layer", "--out", tmp_path).returncode == 0
     drawn = moereplay("plot", tmp_path)
@@ -179,6 +182,7 @@ def test_plot_says_what_it_left_out_and_what_would_draw_it(small, tmp_path):
     assert asked.returncode == 0 and "left out" not in asked.stderr
 
 
+@pytest.mark.slow
 def test_plot_names_the_curve_of_the_same_drafts_and_none_for_requests_that_arrive(small, tmp_path):
     drafted = ("--capacity", "30%", "--passes", "batch:2", "--draft", "2", "--seed", "3", "--engine", "reference")
     for arrivals, said in (
@@ -287,6 +291,7 @@ def test_bad_input_is_one_line_and_exit_code_two(name, refused, tmp_path):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_commands_to_type_next_can_be_typed(small, tmp_path):
     """A folder with spaces or quotes, or that begins with a dash, is an argument of the printed command."""
     for folder in ("it's here", "-o"):

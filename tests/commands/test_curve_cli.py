@@ -65,6 +65,7 @@ def test_the_table_has_the_misses_of_replays_and_a_dash_where_times_decide(trace
             assert int(table[capacity][column]) == replayed.totals["misses"]
 
 
+@pytest.mark.slow
 def test_a_platform_closes_the_gaps_with_its_own_replays(trace: Path) -> None:
     told = ("curve", trace, "--eviction", "belady", "--platform", "phone-ufs4", "--engine", "reference", "--json")
     document = json.loads(moereplay(*told).stdout)
@@ -89,6 +90,7 @@ def test_json_is_one_document_and_out_one_file_per_policy(trace: Path, tmp_path:
     assert (path.read_bytes(), len(list(tmp_path.iterdir()))) == (before, 2)
 
 
+@pytest.mark.slow
 def test_plot_draws_curves_alone_and_behind_replays(trace: Path, tmp_path: Path) -> None:
     assert moereplay("curve", trace, "--out", tmp_path).returncode == 0
     drawn = moereplay("plot", tmp_path, "--out", tmp_path / "alone")

@@ -23,6 +23,7 @@ def check(folder: Path, count: int, seed: int) -> None:
     assert found["trace"]["refused"] > count / 2
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_changes_no_result_or_is_named(tmp_path: Path) -> None:
     check(tmp_path, 6, seed=1)
 

@@ -12,14 +12,13 @@ import polars as pl
 import pytest
 from matplotlib.figure import Figure
 
-from moereplay.analysis.figures.panels import save
-from moereplay.analysis.figures.sheet import styled
+from moereplay.analysis.figures.drawing import save, styled
 from moereplay.analysis.report.page import as_json
 from moereplay.analysis.tables import csv, markdown, table
 from moereplay.policies.contract import PolicyError
 from moereplay.policies.files import register
 from moereplay.results.files import csv_text
-from moereplay.traces.library.index import INDEX
+from moereplay.traces.library import INDEX
 from moereplay.traces.schema import Header, Provenance
 from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
@@ -48,6 +47,7 @@ def _plain(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
 
 
+@pytest.mark.slow
 @every(
     "words",
     [

@@ -168,6 +168,7 @@ WRITERS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_full_disk_is_named_and_nothing_is_left_on_it(name, disk, writers):
     folder, full = disk
@@ -263,6 +264,7 @@ def test_the_command_says_it_in_one_line(trace, tmp_path):
         assert not is_disk or list(out.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a file that is always full")
 @every(
     "unbuffered, verb",
@@ -285,6 +287,7 @@ def test_an_answer_that_cannot_be_written_is_an_error(verb, unbuffered):
     )
 
 
+@pytest.mark.slow
 def test_a_module_that_a_full_disk_has_cut_off_is_named(tmp_path):
     """Python keeps the first bytes of a compiled module, and cannot load them; typer would say "Aborted!"."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(tmp_path)}

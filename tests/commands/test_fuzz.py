@@ -27,6 +27,7 @@ def check(found: list[dict[str, Any]], least: int) -> None:
     assert {0, 2} <= {ending["code"] for ending in found}
 
 
+@pytest.mark.slow
 def test_forty_hostile_files_and_options_end_in_one_line(tmp_path: Path) -> None:
     check(endings(tmp_path / "fuzz", "--cheap", "--every", 53), 40)
 

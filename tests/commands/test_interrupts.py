@@ -76,6 +76,7 @@ def test_ctrl_c_while_workers_of_a_reference_grid_start_shows_no_traceback_and_l
     assert not [worker for worker in workers if "spawn_main" in command_of(worker)]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_workers_of_a_sweep_start_reaches_the_sweep_and_not_them(tmp_path):
     """The first jobs are in flight already, and are finished."""
     arguments = ("--engine", "reference", "--workers", 2, "--out", tmp_path / "out")
@@ -88,6 +89,7 @@ def test_ctrl_c_while_workers_of_a_sweep_start_reaches_the_sweep_and_not_them(tm
     assert not [worker for worker in workers if "spawn_main" in command_of(worker)]
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_a_sweep_though_replays_are_in_flight(tmp_path):
     store_trace(tmp_path / "tiny.zarr", prompt_tokens=20, decode_tokens=300)  # seconds of work, each
     arguments = ("--engine", "reference", "--workers", 2, "--out", tmp_path / "out")
@@ -228,6 +230,7 @@ def test_a_sweep_is_interrupted_at_once_while_nothing_is_in_flight(tmp_path, mon
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"interrupted: results in {tmp_path / 'out'} are kept")
 
 
+@pytest.mark.slow
 def test_what_a_grid_has_written_is_kept_and_said(tmp_path):
     store_trace(tmp_path / "long.zarr", prompt_tokens=20, decode_tokens=60)
     evictions = "lru,fifo,mru,lfu,arc,clock,sieve,slru,s3fifo,lru_k,least_stale,random"

@@ -40,6 +40,7 @@ def recorded(model: Path, text: Path, path: Path) -> Trace:
     return open_trace(path)
 
 
+@pytest.mark.slow
 def test_a_recorded_run_replays_to_the_same_numbers(model: Path, text: Path, tmp_path: Path) -> None:
     trace = recorded(model, text, tmp_path / "run.zarr")
     verify(trace)
@@ -66,6 +67,7 @@ def test_the_table_says_what_is_simulated_and_what_it_costs(model: Path, text: P
     assert {"hits", "expert"} <= set(pl.read_parquet(events)["kind"])
 
 
+@pytest.mark.slow
 def test_a_preset_and_a_policy_of_ones_own_run_live_as_they_replay(model: Path, text: Path, tmp_path: Path) -> None:
     """specmd-4 routes by the cache; the options beside it, a policy file's eviction among them, win."""
     (tmp_path / "mine.py").write_text(
@@ -95,6 +97,7 @@ def test_a_preset_and_a_policy_of_ones_own_run_live_as_they_replay(model: Path, 
     assert ours["config"] == theirs["config"] and ours["totals"] == theirs["totals"]
 
 
+@pytest.mark.slow
 def test_prompts_are_continued_under_the_policies(model: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("fast memory\nslow\n")
@@ -139,6 +142,7 @@ def test_an_interrupted_run_leaves_nothing(
     assert not list(tmp_path.glob("run.zarr*"))
 
 
+@pytest.mark.slow
 def test_another_models_trace_is_refused(model: Path, text: Path, tmp_path: Path) -> None:
     trace = recorded(model, text, tmp_path / "run.zarr")
     other = checkpoint(tmp_path / "other", "olmoe", initializer_range=0.2)

@@ -33,6 +33,7 @@ def decisions(path: Path) -> set[tuple[object, ...]]:
     return set(frame.select("kind", "pass", "layer", "expert", "cause").iter_rows())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contract", ["atomic", "sequential"])
 def test_without_prefetch_it_decides_what_the_emulated_run_decides(
     contract: str, tiny: tuple[object, ...], tmp_path: Path

@@ -56,6 +56,7 @@ def test_the_document_has_runs_beside_their_replays(trace):
     assert all(each["agreement"]["same"] == each["agreement"]["accesses"] for each in quiet)
 
 
+@pytest.mark.slow
 def test_a_folder_has_document_platforms_and_figure(trace, tmp_path):
     out = tmp_path / "measured"
     ended = moereplay("measure", trace, *SMALL, "--slow-tier", f"disk:{tmp_path}:buffered", "--out", out)

@@ -100,6 +100,7 @@ def rows(folder: Path, figure: PaperFigure) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if row["identity"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("paper", "figure"), EVERY)
 def test_every_figure_is_drawn_with_the_numbers_of_ordinary_replays(
     paper: str, figure: PaperFigure, drawn: Drawn, short: Path
@@ -184,6 +185,7 @@ def changed(result: Result) -> float:
     return result.totals["mass"] - nested[0] + sum(map(mul, errors, shares))
 
 
+@pytest.mark.slow
 def test_a_second_run_replays_nothing_and_writes_the_same_bytes(drawn: Drawn, short: Path) -> None:
     folder = drawn.of("specmd")
     files = {path: path.read_bytes() for path in folder.glob("*.*")}
@@ -192,6 +194,7 @@ def test_a_second_run_replays_nothing_and_writes_the_same_bytes(drawn: Drawn, sh
     assert {path: path.read_bytes() for path in folder.glob("*.*")} == files
 
 
+@pytest.mark.slow
 def test_passes_that_are_given_hold_in_every_cell_and_are_named(short: Path, tmp_path: Path) -> None:
     """Results of both schedules are in one folder; the figure has those of the last command alone."""
     figure, trace = figures_of("specmd", "collisions_by_layer")[0], open_trace(short)
@@ -223,6 +226,7 @@ def test_bars_are_named_below_and_lines_that_hide_one_another_above(drawn: Drawn
     assert [text.get_text() for text in axes.texts] == ["lru = fifo"]
 
 
+@pytest.mark.slow
 def test_published_numbers_stand_beside_ours_on_request_alone(drawn: Drawn, short: Path, tmp_path: Path) -> None:
     with (drawn.of("specmd") / "collisions.csv").open() as file:
         beside = {(row["panel"], row["series"]): row for row in csv.DictReader(file)}
@@ -240,6 +244,7 @@ def test_the_red_part_of_a_bar_has_its_number(drawn: Drawn) -> None:
     assert any(float(row["collisions_per_access"]) for row in rows(drawn.of("specmd"), figure))
 
 
+@pytest.mark.slow
 def test_a_long_table_prints_what_is_published_and_a_mark_of_deep_layers_is_in_the_last(tmp_path: Path) -> None:
     """The paper's mark is of OLMoE, whose last layer is 15; that of this trace is 3."""
     whole = small_trace(Geometry(layers=4, experts=64, k=2, expert_bytes=(1_000_000,) * 4))
@@ -306,6 +311,7 @@ def test_the_list_has_every_figure_with_what_it_needs(paper: str) -> None:
     assert ended.stdout.count("needs:") == len(listed)
 
 
+@pytest.mark.slow
 def test_a_trace_of_ids_alone_says_what_it_does_not_allow(bare: Path, tmp_path: Path) -> None:
     figures = "hit_rate,overfetch,table_1,cache_aware_routing"
     ended = moereplay("paper", "specmd", bare, "--out", tmp_path, "--figure", figures, "--workers", 1)
@@ -353,6 +359,7 @@ def live(config: ReplayConfig, trace: Trace, perplexity: float) -> str:
     return json.dumps(document | {"quality": {"total": {"perplexity": perplexity, "perplexity_base": 8.0}}})
 
 
+@pytest.mark.slow
 def test_perplexity_of_live_runs_stands_beside_their_replays(short: Path, drawn: Drawn, tmp_path: Path) -> None:
     (figure,) = figures_of("cache-conditional", "rank_sensitivity")
     trace = open_trace(short)

@@ -27,6 +27,7 @@ PRINTED = {
 }
 
 
+@pytest.mark.slow
 @every("words", PRINTED.values())
 def test_no_line_is_wider_than_80_columns(words: tuple[object, ...]) -> None:
     ended = moereplay(*words)

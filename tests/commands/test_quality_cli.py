@@ -59,6 +59,7 @@ def test_a_table_per_task_with_every_set_beside_the_unmodified_model(answered) -
     assert all((folder / "out" / name).exists() for name in FILES)
 
 
+@pytest.mark.slow
 def test_what_is_written_holds_an_example_per_row(answered) -> None:
     folder, _ = answered
     frame, flat = load(folder / "out"), pl.read_parquet(folder / "out" / "examples.parquet")
@@ -76,6 +77,7 @@ def test_what_is_written_holds_an_example_per_row(answered) -> None:
     )
 
 
+@pytest.mark.slow
 def test_typed_again_nothing_is_asked_and_the_bytes_are_the_same(answered) -> None:
     folder, _ = answered
     before = {name: (folder / "out" / name).read_bytes() for name in FILES}
@@ -89,6 +91,7 @@ def test_typed_again_nothing_is_asked_and_the_bytes_are_the_same(answered) -> No
     assert rows["lru"]["mass_changed"] == 0 and rows["bits"]["mass_changed"] == pytest.approx(2.4 / 3)
 
 
+@pytest.mark.slow
 def test_plot_draws_the_folder_again(answered) -> None:
     folder, _ = answered
     ended = moereplay("plot", folder / "out", "--out", folder / "drawn", "--figure", "quality_by_speed")

@@ -72,6 +72,7 @@ def check_scripts(page: Page) -> None:
     assert allowed["default-src"] == "'none'" and allowed["img-src"] == "data:"
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed_and_loads_nothing(page: Page) -> None:
     check_form(page)
     check_scripts(page)
@@ -99,6 +100,7 @@ def test_one_capacity_gives_bars_in_the_order_of_the_ranking(grid: Path, page: P
     assert "Tokens per second, capacity 50%" in one.text and "against capacity" not in one.text
 
 
+@pytest.mark.slow
 def test_columns_without_a_value_are_left_out(grid: Path, tmp_path: Path) -> None:
     """Without a policy that knows the future there is no upper bound."""
     made(grid, tmp_path / "all.html")
@@ -220,6 +222,7 @@ def curves_behind(folder: Path, out: Path) -> set[str]:
     return set(re.findall(r"lru at every capacity[^\"]*", text))
 
 
+@pytest.mark.slow
 def test_curves_stand_behind_the_replays_that_they_hold_for_each_by_its_own_name(tmp_path: Path) -> None:
     """A curve fetches every miss; those of two scopes are two lines."""
     for name, options in {"drop": ("--miss", "drop:keep=2"), "fetch": ("--scope", "global,per_layer")}.items():
@@ -269,6 +272,7 @@ POLICY = Eviction(name="newest_{name}", summary="evict the newest", source="a te
 '''
 
 
+@pytest.mark.slow
 def test_the_command_of_a_users_policy_and_of_lists_repeats_its_run(tmp_path: Path) -> None:
     name = tmp_path.name.replace("-", "_")
     (tmp_path / "mine.py").write_text(OWN.replace("{name}", name))
@@ -282,6 +286,7 @@ def test_the_command_of_a_users_policy_and_of_lists_repeats_its_run(tmp_path: Pa
     assert json.loads(again.stdout)["about"]["identity"] == run["identity"]
 
 
+@pytest.mark.slow
 def test_a_trace_that_is_gone_is_named_and_how_to_give_it(tmp_path: Path) -> None:
     trace, path = open_trace(SAMPLE), tmp_path / "gone.zarr"
     write_trace(path, trace.header, [trace.request(0)], trace.router_bias)

@@ -63,6 +63,7 @@ def whole(long) -> Path:
     return long / "whole"
 
 
+@pytest.mark.slow
 def test_a_finished_sweep_says_what_it_is_and_does_nothing_twice(folder):
     before = sorted(folder.glob("out/part-*"))
     code, out, said = moereplay("sweep", "run", folder / "experiment.toml", "--out", folder / "out")
@@ -71,6 +72,7 @@ def test_a_finished_sweep_says_what_it_is_and_does_nothing_twice(folder):
     assert sorted(folder.glob("out/part-*")) == before
 
 
+@pytest.mark.slow
 def test_a_damaged_part_is_named_and_not_called_stored(folder, tmp_path):
     """It is found before the night that a sweep takes. Once it is removed, the same command completes the sweep."""
     out = tmp_path / "out"
@@ -152,6 +154,7 @@ def several(tmp_path_factory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_compare_sets_every_configuration_beside_one(several, capsys):
     sweep_compare(str(several), "lru", where=["capacity=60%"], as_json=True)
     (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -189,6 +192,7 @@ def test_compare_refuses_what_is_not_one_configuration(several, one, options, sa
         sweep_compare(str(several), one, **options)
 
 
+@pytest.mark.slow
 def test_requests_are_kept_unless_the_experiment_says_otherwise(folder, tmp_path, capsys):
     """Results stored without request rows stay unchanged, unless the experiment requires them."""
     file, out = folder / "experiment.toml", tmp_path / "out"
@@ -230,6 +234,7 @@ def test_compare_takes_a_users_policy_without_the_version_of_its_file(tmp_path, 
         sweep_compare(str(tmp_path / "out"), "mine")
 
 
+@pytest.mark.slow
 def test_merge_and_plot_take_the_folder(folder, tmp_path, capsys):
     sweep_merge([str(folder / "out")], str(tmp_path / "merged"))
     assert "18 configurations" in capsys.readouterr().err
@@ -255,6 +260,7 @@ def test_a_refusal_is_one_line_and_exit_code_two(name, folder, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_error_rows_are_told_and_the_others_are_there(folder, tmp_path, capsys):
     file = experiment(folder, GRID.replace('"20%"', '"0.1%"'), "some.toml")
     sweep_run(file, str(tmp_path), workers=1, keep_going=True)

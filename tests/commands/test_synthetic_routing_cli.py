@@ -43,6 +43,7 @@ def results(trace: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_trace_made_of_synthetic_ones_is_still_synthetic(trace: Path, tmp_path: Path):
     said("export", trace, "--format", "csv", "--out", tmp_path / "s.csv")
     said("export", trace, "--format", "hf", "--licence", "mit", "--out", tmp_path / "hf")
@@ -65,6 +66,7 @@ def test_parts_are_named_alike_however_traces_are_merged():
     assert synthetic_parts([Provenance(model="real"), Provenance()]) == ""
 
 
+@pytest.mark.slow
 def test_every_table_says_it_and_has_no_interval(trace: Path, results: Path):
     for shown in (said("sweep", "show", results), said("sweep", "compare", results, "lru")):
         assert SAID in shown and re.search(r"± ?\d", shown) is None
@@ -74,12 +76,14 @@ def test_every_table_says_it_and_has_no_interval(trace: Path, results: Path):
         assert SAID in said(*verb)
 
 
+@pytest.mark.slow
 def test_a_report_says_it_and_has_no_interval(results: Path):
     said("report", results, "--out", results / "page.html")
     page = (results / "page.html").read_text()
     assert SAID in page and '"interval":null' in page and '"low":' not in page
 
 
+@pytest.mark.slow
 def test_results_of_earlier_versions_say_it_by_the_name_of_the_model(results: Path):
     assert synthetic_of({"model": "synthetic-zipf"}) == "zipf"
     assert synthetic_of({"model": "olmoe-1b-7b", "synthetic": None}) == ""

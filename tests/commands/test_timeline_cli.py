@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from moereplay.analysis.timeline import COMPUTE, FILLS, LINKS, PASSES, STALLS, Timeline, limited
-from moereplay.analysis.timeline_moves import Machine
+from moereplay.analysis.timeline import COMPUTE, FILLS, LINKS, PASSES, STALLS, Machine, Timeline, limited
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Event
 from moereplay.simulator.config import configure
@@ -65,6 +64,7 @@ def one(track: int) -> range:
     return range(track, track + 1)
 
 
+@pytest.mark.slow
 def test_a_trace_in_a_file_is_the_replay(trace: Path, written: Path) -> None:
     document, totals = read(written), replay(open_trace(trace), configure(**SETTINGS)).totals
     compute, links = on(document, one(COMPUTE)), on(document, range(LINKS, FILLS))

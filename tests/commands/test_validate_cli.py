@@ -80,6 +80,7 @@ def other_choice(token: int, layer: int) -> Callable[[Request], np.ndarray]:
 # What holds
 
 
+@pytest.mark.slow
 def test_the_shipped_sets_agree_and_the_first_two_to_the_last_event(recorded: Recorded, tmp_path: Path) -> None:
     ran = moereplay("validate", recorded.trace, "--model", recorded.model, "--out", tmp_path, "--tolerance-hit-rate", 1)
     identical = [line for line in unfolded(ran.stdout).splitlines() if "closed loop identical" in line]
@@ -95,6 +96,7 @@ def test_the_shipped_sets_agree_and_the_first_two_to_the_last_event(recorded: Re
     assert (tmp_path / "figures" / "validation.png").exists()
 
 
+@pytest.mark.slow
 def test_a_list_of_lambdas_is_a_sweep_with_quality_and_a_figure(recorded: Recorded, tmp_path: Path) -> None:
     arguments = ("--routing", LAMBDAS, "--tolerance-hit-rate", 1, "--tolerance-time", 10, "--out", tmp_path)
     ran = moereplay("validate", recorded.trace, "--model", recorded.model, *arguments, "--json")
@@ -112,6 +114,7 @@ def test_a_list_of_lambdas_is_a_sweep_with_quality_and_a_figure(recorded: Record
     assert drawn.returncode == 0 and "open_loop_error" in drawn.stderr
 
 
+@pytest.mark.slow
 def test_the_first_requests_alone_can_be_run(recorded: Recorded) -> None:
     ran = moereplay("validate", recorded.trace, "--model", recorded.model, "--requests", 1, "--eviction", "lfu")
     assert ran.returncode == 0, ran.stderr

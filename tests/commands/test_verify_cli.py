@@ -71,6 +71,7 @@ def test_replays_have_the_counts_of_llama_cpp_at_eight_capacities(build, rule):
     assert f"is up to {wrong.points:.2f} points off, and up to 0.5 is a match" in wrong.remarks[0]
 
 
+@pytest.mark.slow
 def test_what_is_printed_and_appended(stored, tmp_path):
     log, rows = LOGS / "11739.log", tmp_path / "rows.csv"
     for _ in range(2):
@@ -79,7 +80,7 @@ def test_what_is_printed_and_appended(stored, tmp_path):
     assert "a segmented LRU, as in build 11739); it matches" in ran.stdout and "no rule" not in ran.stderr
     assert "0.7.0 (build 11669) and before: up to" in ran.stderr
     lines = list(csv.DictReader(rows.read_text().splitlines()))
-    published = Path(__file__).parents[2] / "docs" / "predicted-vs-measured.csv"
+    published = Path(__file__).parents[2] / "studies" / "pages" / "predicted-vs-measured.csv"
     assert list(lines[0]) == published.read_text().split("\n", 1)[0].split(",")
     assert len(lines) == 2 * 2 * 8
     assert [line["role"] for line in lines].count("fit") == 2 * 2
@@ -213,6 +214,7 @@ def test_experts_of_two_sizes_are_two_caches():
         Verifier(memory_trace(header, [request]), LLAMA_CPP + "s")
 
 
+@pytest.mark.slow
 def test_llama_cpp_without_an_expert_cache_says_so(stored, tmp_path):
     try:
         library_file()

@@ -110,10 +110,11 @@ def _logs(folder: Path) -> None:
     """Write logs of other tools, and colibri's counts of a model like the miniature."""
     samples = {"colibri.route": "route.txt", "cache_lab.jsonl": "lab.jsonl", "engine_log.jsonl": "moe_routes.jsonl"}
     samples |= {"onnx_routing.log": "ort.log", "layer_rows.json": "trace.json"}
+    contributed = ROOT / "contrib" / "importers" / "tests" / "samples"
     for sample, name in samples.items():
-        shutil.copy(ROOT / "tests" / "samples" / sample, folder / name)
-    shutil.copytree(ROOT / "tests" / "samples" / "moe_beyond", folder / "prompts", dirs_exist_ok=True)
-    shutil.copytree(ROOT / "tests" / "samples" / "layer_files", folder / "deepseek" / "trace-full", dirs_exist_ok=True)
+        shutil.copy(contributed / sample, folder / name)
+    shutil.copytree(contributed / "moe_beyond", folder / "prompts", dirs_exist_ok=True)
+    shutil.copytree(contributed / "layer_files", folder / "deepseek" / "trace-full", dirs_exist_ok=True)
     rows = [f"{layer} {expert} {1 + (layer * expert) % 97}" for layer in range(LAYERS) for expert in range(64)]
     (folder / "m.coli_usage").write_text("\n".join(rows) + "\n")
 

@@ -40,7 +40,8 @@ def every(names: str, cases: Iterable[Any], apart: bool = False) -> Callable[[Te
         others = [each for name, each in taken.parameters.items() if name not in columns]
         all_cases.__signature__ = taken.replace(parameters=others)  # pyright: ignore[reportFunctionMemberAccess]
         all_cases.__name__, all_cases.__doc__, all_cases.__module__ = test.__name__, test.__doc__, test.__module__
-        all_cases.pytestmark = getattr(test, "pytestmark", [])  # pyright: ignore[reportFunctionMemberAccess]
+        marks = [pytest.mark.hypothesis] if getattr(test, "is_hypothesis_test", False) else []  # as its plugin marks
+        all_cases.pytestmark = getattr(test, "pytestmark", []) + marks  # pyright: ignore[reportFunctionMemberAccess]
         return all_cases
 
     return in_one_item

@@ -22,6 +22,7 @@ import numpy as np
 from moereplay.policies.contract import PolicyError
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
+from moereplay.traces.derived import PLACE
 from moereplay.traces.schema import Geometry, Trace, TraceError
 from moereplay.traces.store import open_trace
 from moereplay.traces.synthetic import Synthetic, synthesise
@@ -93,6 +94,7 @@ def files_of(folder: Path) -> list[Path]:
 
 def run(folder: Path, count: int, seed: int) -> dict[str, Counter[str]]:
     """Return how replays of a trace ended, by the flipped part."""
+    os.environ[PLACE] = str(folder)
     path, rng = folder / "a.zarr", np.random.Generator(np.random.PCG64(seed))
     work = partial(compare, path, totals(drawn()))
     assert [in_child(partial(write, path)), in_child(work)] == ["same", "same"]
@@ -103,16 +105,16 @@ def flip_one_by_one(
     path: Path, what: str, count: int, rng: np.random.Generator, work: Callable[[], int]
 ) -> Counter[str]:
     """Each flip is undone before the next; a trace with nothing derived is read anew."""
-    ends, beside = Counter[str](), path.with_name("a.zarr.derived")
+    ends, place = Counter[str](), path.with_name("moereplay") / "derived"
     for _ in range(count):
         if what == "trace":
-            shutil.rmtree(beside)
-        files = files_of(path if what == "trace" else beside)
+            shutil.rmtree(place)
+        files = files_of(path if what == "trace" else place)
         file = files[int(rng.integers(len(files)))]
         before = flipped(file, rng)
         ends[in_child(work)] += 1
         file.write_bytes(before)
-        beside.mkdir(exist_ok=True)
+        place.mkdir(exist_ok=True)
     return ends
 
 

@@ -180,7 +180,7 @@ def _left(folder: Path, before: dict[str, str], code: int) -> Iterator[str]:
             yield f"changed {name}"
     for name in after.keys() - before.keys():
         hidden = any(part.startswith(".") or part.endswith(".tmp") for part in Path(name).parts)
-        if (hidden or (code and ".partial" in name)) and ".derived" not in name and not name.endswith(".lock"):
+        if (hidden or (code and ".partial" in name)) and not name.endswith(".lock"):
             yield f"left {name}"
 
 
@@ -188,7 +188,7 @@ def _digests(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink() and path.stat().st_size < MOST_BYTES and ".derived" not in str(path)
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < MOST_BYTES
     }
 
 

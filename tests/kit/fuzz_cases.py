@@ -13,11 +13,12 @@ from random import Random
 from typing import Any
 
 from moereplay.traces.stored import metadata_digest
-from tests.kit import count_samples, importer_loggers
+from tests.kit import count_samples
 from tests.kit.damage import NINES, Damage, damages, json_damage
 from tests.kit.fuzz_documents import JSONS, TOMLS, YAMLS
 from tests.kit.fuzz_materials import CHECKPOINT, COMMANDS, REPLAY, TOTALS
 from tests.kit.fuzz_options import OPTIONS
+from tests.kit.recordings import ROOT
 
 Build = Callable[[Path, Path, Random], None]
 Judge = Callable[[Path, int, str], list[str]]
@@ -82,7 +83,7 @@ def _take(materials: Path, folder: Path, name: str) -> None:
 IMPORT = "--expert-bytes 100 --out out.zarr"
 OWN_NAMES = "--columns token=pos,layer=moe_layer,experts=topk,weights=gate"
 PROFILE = "--out profile.json"
-LOGS = [sample.name for sample in importer_loggers.ALL if "." in sample.name]
+CONTRIBUTED = [file.name for file in sorted((ROOT / "contrib/importers/tests/samples").iterdir()) if file.suffix]
 COUNTS = [sample.name for sample in count_samples.ALL if "." in sample.name]
 SWEEP = "sweep run in/experiment.{} --dry-run --engine reference --workers 1 --out out"
 PLAIN = "replay in/tiny.zarr --engine reference --workers 1 --capacity 40%"
@@ -91,22 +92,17 @@ FILES = (
     ("import", "samples/generic.csv", f"import in/samples/generic.csv {IMPORT}"),
     ("import", "samples/generic.jsonl", f"import in/samples/generic.jsonl {IMPORT}"),
     ("import", "samples/route_trace.csv", f"import in/samples/route_trace.csv {IMPORT}"),
-    ("import", "samples/token_lines.jsonl", f"import in/samples/token_lines.jsonl {IMPORT}"),
     ("import", "samples/own_names.tsv", f"import in/samples/own_names.tsv {OWN_NAMES} {IMPORT}"),
     ("import", "samples/own_names.parquet", f"import in/samples/own_names.parquet {OWN_NAMES} {IMPORT}"),
     ("import", "samples/array.npy", f"import in/samples/array.npy {IMPORT}"),
     ("import", "samples/sglang_recorder/*_0.pt", f"import in/samples/sglang_recorder {IMPORT}"),
     ("import", "samples/sglang_response.jsonl", f"import in/samples/sglang_response.jsonl {IMPORT}"),
     ("import", "samples/vllm_response/a.json", f"import in/samples/vllm_response {IMPORT}"),
-    ("import", "samples/cecar.pt", f"import in/samples/cecar.pt {IMPORT}"),
     ("import", "samples/router_logits.pt", f"import in/samples/router_logits.pt {IMPORT}"),
-    ("import", "samples/dynande.csv", f"import in/samples/dynande.csv {IMPORT}"),
     ("import", "samples/gptoss_json/run_a.json", f"import in/samples/gptoss_json {IMPORT}"),
     ("import", "samples/gptoss_npz/decode.npz", f"import in/samples/gptoss_npz {IMPORT}"),
     ("import", "samples/gptoss_npz/decode.meta.json", f"import in/samples/gptoss_npz {IMPORT}"),
-    ("import", "samples/layers_npz/code.npz", f"import in/samples/layers_npz {IMPORT}"),
-    *(("import", f"samples/{name}", f"import in/samples/{name} {IMPORT}") for name in LOGS),
-    ("import", "samples/moe_beyond/prompt_0_data.csv", f"import in/samples/moe_beyond {IMPORT}"),
+    *(("import", f"contributed/{name}", f"import in/contributed/{name} {IMPORT}") for name in CONTRIBUTED),
     *(("import", f"counts/{name}", f"import in/counts/{name} {PROFILE}") for name in COUNTS),
     ("import", "counts/ranks/rank_0.csv", f"import in/counts/ranks {PROFILE}"),
     ("replay", "platform.toml", f"{PLAIN} --platform in/platform.toml --out out"),

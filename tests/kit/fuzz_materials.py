@@ -99,6 +99,7 @@ def _write_texts(folder: Path) -> None:
     pl.DataFrame({"prompt": ["one", "two"]}).write_parquet(folder / "prompts.parquet")
     shutil.copy(ROOT / "simulator" / "platforms" / f"{NAMES[-1]}.toml", folder / "platform.toml")
     shutil.copytree(ROOT / "tests" / "samples", folder / "samples")
+    shutil.copytree(ROOT / "contrib" / "importers" / "tests" / "samples", folder / "contributed")
     (folder / "counts").mkdir()
     for sample in count_samples.ALL:
         sample.write(folder / "counts" / sample.name)

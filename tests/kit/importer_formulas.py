@@ -65,15 +65,16 @@ class Sample:
     """One format's sample: the file or folder, what writes it, and what comes out of it."""
 
     importer: str
-    name: str  #: of the file or folder in tests/samples
+    name: str  #: of the file or folder in `folder`
     write: Callable[[Path], None]
     requests: list[Request]
     notes: tuple[str, ...]
     expert_bytes: tuple[int, ...] = BYTES
     options: Options = SIZED
     model: str = "unknown"
+    folder: Path = SAMPLES
 
     @property
     def path(self) -> Path:
         """Where it lies."""
-        return SAMPLES / self.name
+        return self.folder / self.name

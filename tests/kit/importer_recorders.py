@@ -1,4 +1,4 @@
-"""Samples of what recorders write: gpt-oss fingerprints, llama.cpp layer dumps, a phone's route trace."""
+"""Samples of what recorders write: gpt-oss fingerprints, a phone's route trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.schema import Request
-from tests.kit.importer_formulas import BYTES, EXPERTS, LAYERS, K, expert, grid, ids, residency, weight, weights
+from tests.kit.importer_formulas import BYTES, LAYERS, K, expert, grid, ids, residency, weight, weights
 
 # ---------------------------------------------------------------- gpt-oss: decode steps only, with gate weights
 
@@ -53,35 +53,6 @@ def json_step(run: int, token: int, position: int) -> dict[str, object]:
 def decoded(run: int) -> Request:
     """A run without its prompt."""
     return Request(ids(run, STEPS[run]), 0, weights=weights(STEPS[run]))
-
-
-# ---------------------------------------------------------------- streams, layer first: ids only, cut into chunks
-
-CHUNK = 4
-STREAMS = {"code": 10, "essay": 5}
-
-
-def stream(number: int, tokens: int) -> np.ndarray:
-    """(T, L, k) ids of a file; its last token was not routed at the last layer."""
-    chosen = ids(number, tokens)
-    chosen[-1, -1] = -1
-    return chosen
-
-
-def write_layers_npz(folder: Path) -> None:
-    """Two streams, by name; the recorder cleared its context every four tokens."""
-    folder.mkdir()
-    meta = {"model": "made-up", "num_experts": EXPERTS, "n_moe_layers": LAYERS, "k": K, "chunk": CHUNK, "source": "r1"}
-    for number, (name, tokens) in enumerate(STREAMS.items()):
-        experts = stream(number, tokens).transpose(1, 0, 2).astype(np.int16)
-        np.savez(folder / f"{name}.npz", experts=experts, meta=json.dumps(meta))
-
-
-def chunks() -> list[Request]:
-    """4, 4, 2 and 4, 1 tokens, all of them prompt."""
-    streams = [stream(number, tokens) for number, tokens in enumerate(STREAMS.values())]
-    parts = [part[start : start + CHUNK] for part in streams for start in range(0, len(part), CHUNK)]
-    return [Request(part, len(part)) for part in parts]
 
 
 # ---------------------------------------------------------------- a phone's route trace: sizes, phases, residency

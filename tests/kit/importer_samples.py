@@ -2,9 +2,8 @@
 
 `python -m tests.kit.importer_samples` writes tests/samples/; a test holds the files there to what this module writes.
 Every number follows from request, token, layer and rank by formulas (`importer_formulas.py`), so that a reader can work
-out each byte. `importer_recorders.py` and `importer_loggers.py` write what recorders and loggers write,
-`importer_engines.py` what inference engines do, `importer_research.py` what research code does, `importer_public.py`
-what was found published, this file what anybody may.
+out each byte. `importer_recorders.py` writes what recorders write, `importer_engines.py` what inference engines do and
+transformers' logits, this file what anybody may. Plug-ins have their own (`contrib/importers/tests/samples.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 
 from moereplay.traces.importers.contract import NO_PHASE, Options
 from moereplay.traces.schema import Request
+from tests.kit.importer_contract import rewrite
 from tests.kit.importer_engines import ENGINES
 from tests.kit.importer_formulas import (
     BITS_UNKNOWN,
@@ -35,19 +35,15 @@ from tests.kit.importer_formulas import (
     weight,
     weights,
 )
-from tests.kit.importer_loggers import ALL as LOGGERS
-from tests.kit.importer_public import ALL as PUBLIC
+from tests.kit.importer_logits import ROUTER_LOGITS
 from tests.kit.importer_recorders import (
     TURNS,
-    chunks,
     decoded,
     routed_turn,
     write_gptoss_json,
     write_gptoss_npz,
-    write_layers_npz,
     write_route_trace,
 )
-from tests.kit.importer_research import RESEARCH
 
 # ---------------------------------------------------------------- the plain formats
 
@@ -104,16 +100,7 @@ def plain(with_logits: bool) -> list[Request]:
     return requests
 
 
-# ---------------------------------------------------------------- lines of tokens: decoded steps, ids that ascend
-
-LINES = 9
-
-
-def write_token_lines(file: Path) -> None:
-    """Steps 3 to 11 of a run."""
-    chosen = np.sort(ids(0, LINES)).tolist()
-    lines = [json.dumps({"tok": 3 + token, "layers": layers}) for token, layers in enumerate(chosen)]
-    file.write_text("".join(f"{line}\n" for line in lines))
+LINES = 9  #: tokens of the array
 
 
 # ---------------------------------------------------------------- lines among those of a log, requests mixed
@@ -218,7 +205,7 @@ def write_npy(file: Path) -> None:
 
 ALL = [
     *ENGINES,
-    *RESEARCH,
+    *ROUTER_LOGITS,
     Sample(
         "gptoss_npz",
         "gptoss_npz",
@@ -234,18 +221,6 @@ ALL = [
         (DECODE_ONLY, EXPERTS_UNKNOWN, BITS_UNKNOWN),
     ),
     Sample(
-        "layers_npz",
-        "layers_npz",
-        write_layers_npz,
-        chunks(),
-        (
-            "teacher-forced text: every token is prompt; replay it token by token",
-            "split into requests of 4 tokens, as passed",
-            BITS_UNKNOWN,
-        ),
-        model="made-up",
-    ),
-    Sample(
         "route_trace",
         "route_trace.csv",
         write_route_trace,
@@ -257,18 +232,6 @@ ALL = [
         ),
         options=Options(),
         model="made up.gguf",
-    ),
-    Sample(
-        "token_lines",
-        "token_lines.jsonl",
-        write_token_lines,
-        [Request(np.sort(ids(0, LINES)), 0)],
-        (
-            NO_PHASE,
-            "ids stand in ascending order everywhere: ranks were not recorded",
-            EXPERTS_UNKNOWN,
-            BITS_UNKNOWN,
-        ),
     ),
     Sample(
         "route_lines",
@@ -303,20 +266,8 @@ ALL = [
             BITS_UNKNOWN,
         ),
     ),
-    *LOGGERS,
-    *PUBLIC,
 ]
 
 
-def write_all(folder: Path) -> None:
-    """Every sample into an empty folder."""
-    for sample in ALL:
-        sample.write(folder / sample.name)
-
-
 if __name__ == "__main__":
-    import shutil
-
-    shutil.rmtree(SAMPLES, ignore_errors=True)
-    SAMPLES.mkdir()
-    write_all(SAMPLES)
+    rewrite(SAMPLES, ALL)

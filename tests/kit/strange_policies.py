@@ -127,7 +127,9 @@ def _one_scenario(case: Case, folder: Path) -> Found:
 
 def _by_reference(trace: Trace, ready: Plan) -> Finished:
     config = ready.config
-    source = Recording(trace, config.schedule, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
+    source = Recording(
+        trace, config.schedule, ready.chosen.prefetch, ready.chosen.needs, (config.lookahead, config.seed)
+    )
     source.ran = []
     return Finished(reference.run_with_state(source, ready.spec(log=True)), source.ran)
 
@@ -167,8 +169,8 @@ def _executed(trace: Trace, ready: Plan) -> list[Any]:
     from moereplay.simulator.interface import oracle_of
 
     config, chosen = ready.config, ready.chosen
-    source = TraceSource(trace, config.schedule, chosen.prefetch, ready.needs, (config.lookahead, config.seed))
-    inputs = inputs_of(trace, config, ready.needs, chosen.reads)
+    source = TraceSource(trace, config.schedule, chosen.prefetch, ready.chosen.needs, (config.lookahead, config.seed))
+    inputs = inputs_of(trace, config, ready.chosen.needs, chosen.reads)
     kept = run_inputs(inputs, oracle_of(source, config, chosen.eviction), ready.spec(log=True), keep=True).kept
     steps = [(step, layer) for step in source.passes() for layer in range(trace.geometry.layers)]
     return [kept[step.start : step.start + step.tokens, layer].tolist() for step, layer in steps]

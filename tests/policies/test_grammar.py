@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay import policies
@@ -13,9 +13,9 @@ from moereplay.policies.contract import PAR_SLOTS, Choice, Number, Numbers, Para
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.sweeps.grid import expand
 from tests.kit.every import every
+from tests.kit.search import searched
 
 POLICIES = st.sampled_from(policies.catalogue())
-several = settings(max_examples=200, deadline=None, derandomize=True)
 
 
 def values(param: Parameter) -> st.SearchStrategy[Any]:
@@ -43,7 +43,7 @@ def refusal(kind: str, text: str) -> str:
     return str(refused.value)
 
 
-@several
+@searched(200)
 @given(ANY_CHOICE)
 def test_a_choice_parses_back_from_its_spellings_which_are_safe_in_a_shell_and_in_a_comma_list(chosen: Chosen):
     short, full = (parse(chosen.policy.kind, text) for text in (chosen.text(), chosen.text(full=True)))

@@ -89,6 +89,7 @@ def begin_with_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "REQUESTS", 1)
 
 
+@pytest.mark.slow
 @every("name", ("key", "resolve"))
 def test_what_machine_code_raises_after_the_dry_run_is_told_as_well(
     name: str, small: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +133,7 @@ def test_a_hook_from_another_module_is_told_by_its_place(small: Trace, tmp_path:
         replay(small, configure(**settings("resolve")), engine="reference")
 
 
+@pytest.mark.slow
 @every("name", ("resolve", "key"))
 def test_a_worker_of_a_sweep_or_search_makes_it_an_error_row(
     name: str, small: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,12 +55,13 @@ def test_the_page_on_policies_shows_the_table(table: str, made: str) -> None:
     assert page.split("-->\n", 1)[1].split("<!-- end -->")[0].strip() == made, "run `make tables`"
 
 
+@pytest.mark.slow
 def test_both_engines_tell_every_event_alike(tmp_path: Path) -> None:
     """Compare number, copies and steps of events; each event occurs in this replay."""
     files.register(listener(tmp_path))
     config = configure(capacity="25%", eviction="listener", prefetch="side_buffer")
     ready = plan(TRACE, config)
-    expected, found = dry_run.end_states(TRACE, ready.spec(log=False), ready.needs)
+    expected, found = dry_run.end_states(TRACE, ready.spec(log=False))
     assert dry_run.difference(expected, found) == ""
     _, regs, _ = expected.memories[KINDS.index("eviction")]
     assert min(regs[0][::2]) > 0, dict(zip(EVENTS, regs[0][::2], strict=True))

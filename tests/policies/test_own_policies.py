@@ -70,6 +70,7 @@ def test_the_document_has_an_example_of_every_kind_in_about_ten_lines(tmp_path: 
     assert max(map(len, code.values())) <= 15
 
 
+@pytest.mark.slow
 def test_the_examples_run_together_in_two_processes_and_do_what_they_say(small: Path, tmp_path: Path) -> None:
     files_given = {name: written(tmp_path, text, f"{name}.py") for name, text in EXAMPLES.items()}
     ran = moereplay(
@@ -138,6 +139,7 @@ def test_nothing_is_written_beside_the_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "compiled"])
 def test_a_policy_that_suggests_for_the_next_pass_may_be_a_users(small: Path, tmp_path: Path, engine: str) -> None:
     text = (ROOT / "policies" / "prefetch" / "missed.py").read_text()
@@ -222,6 +224,7 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "engine", "workers"), (("float", "reference", 1), ("column", "reference", 2), ("float", "compiled", 2))
 )
@@ -303,6 +306,7 @@ def test_a_replay_in_machine_code_says_that_it_was_not_checked_all_the_way(small
 # -- the compiled engine -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_examples_get_the_same_results_from_both_engines(small: Path, tmp_path: Path) -> None:
     for name, text in EXAMPLES.items():
         files.register(written(tmp_path, text, f"{name}.py"))

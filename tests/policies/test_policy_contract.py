@@ -106,6 +106,7 @@ def test_every_hook_of_the_contract_is_tested_here():
 # -- hooks in replays -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_policy
 def test_hooks_keep_the_contract_in_a_replay(policy: Policy, monkeypatch: pytest.MonkeyPatch):
     """Checked against its declarations, as a user's own policy is, it decides the same; `test_parity` compiles it."""
@@ -180,6 +181,7 @@ def test_a_policy_declares_nothing_that_it_does_not_read(policy: Policy, monkeyp
                 replay_with(chosen, 1)
 
 
+@pytest.mark.slow
 @with_key
 def test_orders_that_an_engine_keeps_are_those_it_would_work_out_anew(
     policy: Eviction, monkeypatch: pytest.MonkeyPatch

@@ -102,6 +102,7 @@ def command() -> Callable[..., tuple[int, str]]:
 # -- ways of running ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_worker_processes_take_the_files_of_an_experiment(whole: Path) -> None:
     rows = load(whole / "out")["config"].struct
     version = hashlib.sha256(NEWEST.encode()).hexdigest()[:12]
@@ -137,6 +138,7 @@ def test_a_task_of_ray_takes_the_files_that_come_with_its_batch(tmp_path: Path) 
     assert [headline.error for headline in made.headlines] == [None] * len(sweep.jobs)
 
 
+@pytest.mark.slow
 def test_shards_on_nodes_run_the_version_that_was_submitted(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

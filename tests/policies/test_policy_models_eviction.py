@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.policies.eviction.random import DRAWS
@@ -48,6 +48,7 @@ from tests.kit.policy_ranks_eviction import (
     windowed_mass,
 )
 from tests.kit.policy_runs import Nanoseconds, Sizes, random_trace, replayed, replayed_by_compiled
+from tests.kit.search import searched
 
 AT_ONCE = Nanoseconds(bandwidth=float("inf"))
 Maker = Callable[..., Pool]
@@ -205,14 +206,11 @@ def top_k_of(trace: Trace) -> Callable[[DemandStep], list[int]]:
     return names
 
 
-few = settings(max_examples=12, deadline=None, derandomize=True)
-
-
 times = st.builds(Nanoseconds, *[st.integers(1, 7)] * 4, st.just(1.0))
 
 
 @by_policy(MODELS)
-@few
+@searched(12)
 @given(case=cases(), prefetch=st.booleans(), times=times)
 def test_evictions_agree_with_their_models(texts: tuple[str, ...], case: Case, prefetch: bool, times: Nanoseconds):
     """Under both contracts. The link takes no time for prefetches, so that each is there before the next gate."""
@@ -224,7 +222,7 @@ def test_evictions_agree_with_their_models(texts: tuple[str, ...], case: Case, p
         assert case.replay(text, "sequential", times=times) == play(steps, case.pools(MODELS[text]), "sequential"), text
 
 
-@few
+@searched(12)
 @given(case=cases(), window=st.integers(0, 6), bypass=st.booleans())
 def test_belady_sees_as_far_as_its_window(bypass: bool, case: Case, window: int):
     """Without one it sees everything."""
@@ -239,7 +237,7 @@ def test_belady_sees_as_far_as_its_window(bypass: bool, case: Case, window: int)
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None, derandomize=True)
+@searched(300)
 @given(case=cases(tokens=(60, 20)), slots=st.integers(1, 9))
 def test_arc_hits_and_misses_as_its_pseudo_code(case: Case, slots: int):
     """Experts of one byte: the target is then the same float, counted in bytes or in slots."""
@@ -278,7 +276,7 @@ def test_a_random_eviction_takes_as_many_draws_in_a_large_pool_as_in_a_small_one
     trace, draws = random_trace(1, Sizes(layers=1, experts=256, k=4, tokens=400, size=1)), dict[int, float]()
     for slots in (20, 200):
         ready = plan(trace, configure(capacity=f"{slots}B", eviction="random", passes="token"))
-        ended = end_states(trace, ready.spec(log=False), ready.needs)[0]
+        ended = end_states(trace, ready.spec(log=False))[0]
         _, registers, _ = ended.memories[KINDS.index("eviction")]
         draws[slots] = registers[0][DRAWS] / ended.ran.counters.totals(ended.ran.end_ns)["evictions"]
     assert 1 < draws[200] < 1.05 < draws[20] < 1.3, draws

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import product
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.traces.demand import union_of
@@ -36,13 +36,13 @@ from tests.kit.policy_models_miss import (
     Tolerant,
 )
 from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, random_trace, replayed
+from tests.kit.search import searched
 
 #: A prompt of two tokens demands up to six experts of nine; at 16 bits a copy has 10 bytes, so twelve slots of 5 do.
 SIZES = Sizes(layers=2, experts=9, k=3, tokens=14, prompt=2)
 SLOTS = 12
 seeds = st.integers(0, 2**32)
 times = st.builds(Nanoseconds, *[st.integers(1, 7)] * 4, st.just(1.0))
-few = settings(max_examples=12, deadline=None, derandomize=True)
 Copy = tuple[int, int]  #: expert x, precision
 
 
@@ -153,7 +153,7 @@ for ratio, goal, decode in product(("1.5", "2", "3"), ("sum", "max"), ("cpu", "c
 
 
 @by_policy(MODELS)
-@few
+@searched(12)
 @given(seed=seeds, times=times)
 def test_misses_are_served_as_by_their_models(texts: tuple[str, ...], seed: int, times: Nanoseconds):
     """Both slots and bytes are short; no decision depends on how long anything takes."""
@@ -206,7 +206,7 @@ class ServedInBand(ServedByModel):
 
 @every("phase", ["decode", "any"])
 @every("ratio", [None, "0.5", "1", "2.5"])
-@few
+@searched(12)
 @given(seed=seeds, alpha=st.sampled_from(["0", "0.125", "0.5", "0.875"]), times=times)
 def test_substitution_in_a_band_runs_as_its_model(
     phase: str, ratio: str | None, seed: int, alpha: str, times: Nanoseconds
@@ -220,7 +220,7 @@ def test_substitution_in_a_band_runs_as_its_model(
     served.equals(replayed(trace, SLOTS, times, miss=text), text)
 
 
-@few
+@searched(12)
 @given(seed=seeds, tolerance=st.sampled_from(["0", "0.0625", "0.125", "0.25", "1"]), times=times)
 def test_substitution_runs_as_its_model(seed: int, tolerance: str, times: Nanoseconds):
     """Each token finds a stand-in of its own, or the expert is fetched."""

@@ -10,7 +10,7 @@ from importlib import import_module
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay import policies
@@ -34,12 +34,11 @@ from tests.kit.policy_models_prefetch import (
     PreviousToken,
 )
 from tests.kit.policy_runs import Outcome, Sizes, random_trace, replayed, replayed_by_compiled, replayed_by_reference
+from tests.kit.search import searched
 
 SIZES = Sizes(layers=4, experts=6, k=2, tokens=7, prompt=3, requests=3, depth=3)
 SLOTS = 9  # of 24; a prompt of three demands up to six
 seeds = st.integers(0, 2**32)
-few = settings(max_examples=8, deadline=None, derandomize=True)
-
 MODELS: dict[str, Maker] = {f"previous_token:depth={depth}": partial(PreviousToken, depth) for depth in (1, 3)}
 MODELS |= {f"coactivation:factor={factor}": partial(Coactivation, factor) for factor in ("0.5", "1", "2")}
 for factor, depth in product(("1", "1.5"), (1, 3)):
@@ -150,7 +149,7 @@ def watch(trace: Trace, text: str, **given: str) -> tuple[Watched, Outcome]:
 
 
 @by_policy(MODELS)
-@few
+@searched(8)
 @given(seed=seeds, at=st.sampled_from(["gate", "after_demand"]), contract=st.sampled_from(["atomic", "sequential"]))
 def test_prefetch_names_what_its_model_names(texts: tuple[str, ...], seed: int, at: str, contract: str):
     """Nine slots of twenty-four; what is resident, queued or in flight is read off at the moment of the call."""
@@ -162,7 +161,7 @@ def test_prefetch_names_what_its_model_names(texts: tuple[str, ...], seed: int, 
 
 
 @every("text", [text for text in MODELS if text.startswith("adaptive_depth")])
-@few
+@searched(8)
 @given(seed=seeds, miss=st.sampled_from(["lowest_bit:bits=8/4", "hobbit:bits=8/2", "cascade:bits=8/4/2"]))
 def test_adaptive_depth_counts_copies_that_are_precise_enough(text: str, seed: int, miss: str):
     """Low copies fill the cache, and do not satisfy what is named at a higher precision."""
@@ -199,6 +198,7 @@ def unfetched(outcome: Outcome, miss: str) -> dict[tuple[int, int], dict[int, st
     return found
 
 
+@pytest.mark.slow
 @every("seed, miss, contract", [(n, *each) for n, each in enumerate(product(MISSING, ("atomic", "sequential")))])
 def test_missed_names_what_its_model_names(seed: int, miss: str, contract: str) -> None:
     """The model reads the event log; compiled, a replay is the same. Under each contract both moments take turns."""
@@ -218,7 +218,7 @@ def test_missed_names_what_its_model_names(seed: int, miss: str, contract: str) 
 # -- an oracle with faults ------------------------------------------------------------------------------------------
 
 
-@few
+@searched(8)
 @given(seed=seeds, recall=st.sampled_from([0.25, 0.5, 0.75]), precision=st.sampled_from([0.25, 0.7, 1.0]))
 def test_a_faulty_oracle_names_right_ones_in_demand_order_then_wrong_ones(seed: int, recall: float, precision: float):
     """Seen again from the layer before, a layer's prediction is the same; wrong ones are as many as precision asks."""

@@ -15,7 +15,8 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.traces.schema import Trace
@@ -24,8 +25,8 @@ from tests.kit.policy_models import above_percentile, above_running, best, casca
 from tests.kit.policy_models_replay import Cache, Entry, Namer, Rules, Step, Unhurried, steps_of
 from tests.kit.policy_models_timed import Pace, Ticking
 from tests.kit.policy_runs import SIZE, VERDICTS, Nanoseconds, Outcome, Sizes, random_trace, replayed
+from tests.kit.search import searched
 
-few = settings(max_examples=12, deadline=None, derandomize=True)
 DEPTH = 2
 
 # -- the definitions ----------------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ def ticked(scenario: Scenario, model: Model, times: Nanoseconds) -> tuple[Cache,
 
 
 @by_policy(MODELS)
-@few
+@searched(12)
 @given(scenario=scenarios())
 def test_with_time_for_every_transfer_a_replay_is_its_model_without_a_clock(texts: tuple[str, ...], scenario: Scenario):
     """A layer's compute outlasts every transfer that can be queued, so nothing is late and nothing overtaken."""
@@ -215,7 +216,7 @@ paces = st.builds(Nanoseconds, st.integers(1, 14), st.integers(1, 7), st.integer
 
 
 @by_policy(MODELS)
-@few
+@searched(12)
 @given(scenario=scenarios(), times=paces)
 def test_over_a_slow_link_a_replay_is_its_model_to_the_nanosecond(
     texts: tuple[str, ...], scenario: Scenario, times: Nanoseconds
@@ -229,6 +230,7 @@ def test_over_a_slow_link_a_replay_is_its_model_to_the_nanosecond(
         assert outcome.totals["time_ns"] == end, text
 
 
+@pytest.mark.slow
 def test_the_small_scenarios_have_everything_that_can_happen():
     """Otherwise the models would agree for want of anything to disagree about; a pool of one expert is among them."""
     seen, sizes = Counter[str](), Sizes(layers=3, experts=4, k=2, tokens=5, prompt=2, requests=2, depth=DEPTH)

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain, product
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.traces.demand import union_of
@@ -29,12 +29,12 @@ from tests.kit.policy_models_routing import (
     Token,
 )
 from tests.kit.policy_runs import Sizes, random_trace, replayed, replayed_by_compiled
+from tests.kit.search import searched
 
 #: A prompt of two tokens demands up to six experts of nine; six slots per layer hold any step, and evict.
 SIZES = Sizes(layers=2, experts=9, k=3, tokens=14, prompt=2)
 SLOTS = 6
 seeds = st.integers(0, 2**32)
-few = settings(max_examples=12, deadline=None, derandomize=True)
 
 
 class RoutedByModel:
@@ -80,7 +80,7 @@ MODELS |= {f"swap:rank={rank}:by=next": partial(SwapNext, rank) for rank in (1, 
 
 
 @by_policy(MODELS)
-@settings(max_examples=8, deadline=None, derandomize=True)
+@searched(8)
 @given(seed=seeds)
 def test_routing_runs_as_its_model(texts: tuple[str, ...], seed: int):
     """Tokens of the prompt see one snapshot of the cache, while what a policy learns moves on from token to token.
@@ -94,7 +94,7 @@ def test_routing_runs_as_its_model(texts: tuple[str, ...], seed: int):
         assert [access.hit for access in outcome.accesses] == model.hits, text
 
 
-@few
+@searched(12)
 @given(seed=seeds)
 def test_a_window_of_k_is_standard_to_the_last_event(seed: int):
     trace = random_trace(seed, SIZES)
@@ -104,7 +104,7 @@ def test_a_window_of_k_is_standard_to_the_last_event(seed: int):
         assert replayed(trace, 4, routing=routing) == standard, routing
 
 
-@few
+@searched(12)
 @given(seed=seeds, rank=st.integers(1, 4))
 def test_swap_changes_one_slot_to_an_expert_that_was_not_chosen(seed: int, rank: int):
     trace = random_trace(seed, SIZES)

@@ -254,6 +254,7 @@ def test_there_are_as_many_pairs_as_there_should_be() -> None:
     assert sum(bool(is_refused(given)) for given in every) == len(READS_THE_FUTURE) * (sizes["routing"] - 1)
 
 
+@pytest.mark.slow
 def test_the_small_scenario_has_everything_that_can_happen(machine: str) -> None:
     """Otherwise its counters would agree for want of events."""
     seen = Counter[str]()

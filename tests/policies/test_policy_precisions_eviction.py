@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.policy_catalogue import by_policy
@@ -12,6 +12,7 @@ from tests.kit.policy_models import DemandStep, cascade_tier, one_token_steps
 from tests.kit.policy_models_eviction import facts_of
 from tests.kit.policy_ranks_eviction import Ranked, decayed, frequency_per_age, kth_use, multidimensional, windowed_mass
 from tests.kit.policy_runs import Sizes, random_trace, replayed
+from tests.kit.search import searched
 from tests.policies.test_policy_models_eviction import Maker, pinned, ranked, timestamp
 
 BITS, BELOW = (8, 4, 2), ("0.6", "0.3")
@@ -94,7 +95,7 @@ class Tiered:
 
 
 @by_policy(MODELS)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@searched(12)
 @given(seed=st.integers(0, 2**32), layers=st.sampled_from([2, 3]), slots=st.integers(5, 9))
 def test_evictions_agree_with_their_models_at_three_precisions(
     texts: tuple[str, ...], seed: int, layers: int, slots: int

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numba
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay import policies
@@ -20,6 +20,7 @@ from moereplay.simulator.reference.hooks import BoundPolicy
 from moereplay.simulator.reference.state import Tables
 from tests.kit.policy_catalogue import CATALOGUE, hook_of, label, variants, with_key
 from tests.kit.policy_runs import Sizes, geometry_of
+from tests.kit.search import searched
 
 IN_A_PASS = ("pass", "phase", "request", "tokens", "clock", "position")  #: what only the next pass changes
 
@@ -66,7 +67,7 @@ def moved_on(drawn: Drawn, later: Drawn, y: int, key_scope: str) -> Drawn:
 
 
 @with_key
-@settings(max_examples=60, deadline=None, derandomize=True)
+@searched(60)
 @given(rng=st.randoms(use_true_random=True))
 def test_a_key_is_what_its_policy_declares(policy: Eviction, rng: Random):
     drawn, later = random_tables(rng.randrange, policy), random_tables(rng.randrange, policy)
@@ -107,7 +108,7 @@ def check_one_layer(drawn: Drawn, policy: Eviction, chosen: Chosen, rng: Random)
 
 
 @pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "admit", None)], ids=label)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@searched(60)
 @given(rng=st.randoms(use_true_random=True))
 def test_who_never_declines_admits_everything(policy: Eviction, rng: Random):
     drawn = random_tables(rng.randrange, policy)

@@ -106,6 +106,7 @@ def both(**chosen: str) -> tuple[Result, Result]:
 # -- every way of reading ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every("way", WAYS)
 def test_engines_agree_however_a_key_reads_a_column(way: str, strange: Callable[[str], Policy]) -> None:
     strange(WAYS[way] + EVICTION.format(""))
@@ -113,6 +114,7 @@ def test_engines_agree_however_a_key_reads_a_column(way: str, strange: Callable[
     assert found == expected
 
 
+@pytest.mark.slow
 def test_engines_agree_however_a_prefetch_reads_the_future(strange: Callable[[str], Policy]) -> None:
     strange(SUGGEST)
     expected, found = both(prefetch="strange")
@@ -131,6 +133,7 @@ def test_a_column_that_is_not_declared_is_refused_at_its_line(way: str, strange:
             replay(TRACE, configure(capacity="25%", eviction="strange"), engine=engine)
 
 
+@pytest.mark.slow
 @every("way", WAYS)
 def test_no_way_leads_to_a_column_that_is_not_declared(
     way: str, strange: Callable[[str], Policy], monkeypatch: pytest.MonkeyPatch
@@ -301,12 +304,13 @@ def test_a_grid_over_capacities_and_seeds_has_one_dry_run(
 compared = reference.run_with_state
 
 
+@pytest.mark.slow
 def test_the_engines_leave_the_same_state_behind() -> None:
     """So that a difference means something: residents and memories of policies that keep count."""
     for eviction in ("arc", "s3fifo", "lru_k", "class_lru"):
         config = configure(capacity="25%", eviction=eviction, prefetch="coactivation", routing="cache_prior")
         ready = plan(TRACE, config)
-        left = dry_run.end_states(TRACE, ready.spec(log=False), ready.needs)
+        left = dry_run.end_states(TRACE, ready.spec(log=False))
         assert dry_run.difference(*left) == ""
         assert any(len(rows) for memory in left[0].memories for rows in memory)
 
@@ -326,6 +330,7 @@ POLICY = Miss(
         replay(TRACE, configure(capacity="25%", miss="strange"), engine="reference")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(IS_PYTHON, reason="nothing is compiled")
 @every("text, said", [
         (f"{KEY}{TIMESTAMP} if y < 1000 else 0.5", r"float64.*integer"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from moereplay import policies
@@ -15,6 +15,7 @@ from moereplay.policies.contract import PolicyError
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
 from tests.kit.every import every
 from tests.kit.scenarios import Scenario, scenarios
+from tests.kit.search import searched
 
 GUARDED = 3  # every third expert, in the policy below
 #: A policy without a key: it remembers what is in a pool, and its hook looks for the lowest itself.
@@ -145,14 +146,6 @@ def polite(tmp_path: Path) -> Iterator[str]:
     policies.REGISTERED["eviction"].clear()
 
 
-searched = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-
-
 @st.composite
 def tight(draw: st.DrawFn) -> Scenario:
     """A scenario whose layers' experts differ in size, in one pool of hardly more than the largest."""
@@ -162,7 +155,7 @@ def tight(draw: st.DrawFn) -> Scenario:
     return scenario._replace(pools=(max(unequal) + draw(st.integers(0, 8)),))
 
 
-@searched
+@searched(60, HealthCheck.function_scoped_fixture)
 @given(scenario=tight())
 def test_what_a_queue_guards_never_leaves(polite: str, scenario: Scenario) -> None:
     """No copy is lost between selection and eviction: both engines log the same to the last event."""
@@ -171,7 +164,7 @@ def test_what_a_queue_guards_never_leaves(polite: str, scenario: Scenario) -> No
     assert all(x % GUARDED > 0 for x in gone)
 
 
-@searched
+@searched(60, HealthCheck.function_scoped_fixture)
 @given(scenario=tight(), share=st.sampled_from([0.3, 0.6, 1]))
 def test_what_is_pinned_never_leaves(scenario: Scenario, share: float) -> None:
     """The experts that a profile of the smallest layer fills the share with."""

@@ -110,6 +110,7 @@ def admit(now, experts, copies, own, y_in, prefetched, y_out):
     return True"""
 
 
+@pytest.mark.slow
 @every("declines", [{}, {"declines": "lambda p: False"}])
 def test_victims_are_named_before_one_leaves_whatever_admit_promises(
     declines: dict[str, str], take: Callable[..., Policy]
@@ -122,6 +123,7 @@ def test_victims_are_named_before_one_leaves_whatever_admit_promises(
     assert expected.totals["evictions"] > expected.totals["misses"] // 2
 
 
+@pytest.mark.slow
 def test_scores_are_wide_integers_also_where_nothing_is_compiled(take: Callable[..., Policy]) -> None:
     """They are kept in 16 and 32 bits."""
     order = "step.look_order[0][0][0] * 40000 - step.look_score[0][0][1] * 129"
@@ -211,6 +213,7 @@ def check_search(found: dict, cases: int) -> None:
     assert found["endings"]["equal"] > found["replays"] // 2
 
 
+@pytest.mark.slow
 def test_the_engines_agree_on_a_few_random_policy_files() -> None:
     check_search(searched("--cases", 6, "--seed", 3, "--seconds", 200), 6)
 

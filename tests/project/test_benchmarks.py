@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from benchmarks.faults import faults
+from benchmarks.mutants import Mutant, drawn, mutants, tests_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEED = ROOT / "benchmarks" / "engine_speed.py"
@@ -64,7 +66,7 @@ def test_sweep_speed_measures_what_it_says(tmp_path: Path) -> None:
 def test_long_traces_are_measured_and_removed(tmp_path: Path) -> None:
     size = ("--rows", 2000, "--layers", 4, "--experts", 8, "--k", 2, "--request-tokens", 100)
     out, folder = tmp_path / "long.json", tmp_path / "long"
-    done = run(ROOT / "benchmarks" / "long_traces.py", *size, "--folder", folder, "--out", out)
+    done = run(ROOT / "studies" / "long_traces.py", *size, "--folder", folder, "--out", out)
     assert done.returncode == 0, done.stderr
     document = json.loads(out.read_text())
     assert (document["rows"], document["requests"]) == (2000, 5)
@@ -90,3 +92,48 @@ def test_every_fault_can_be_planted_and_its_tests_are_there() -> None:
     for each in listed:
         compile(each.planted((ROOT / each.file).read_text()), each.file, "exec")
         assert [name for name in each.tests if not (ROOT / name).is_file()] == []
+
+
+MUTABLE = '''"""A text with < 3."""
+def f(a: int | None, b: int) -> int:
+    for each in (a, b):
+        if each is not None and not each <= 2:
+            break
+    a += g(a, b)
+    return min(a, b) % 2
+'''
+
+
+def test_mutants_change_one_token_of_what_is_run() -> None:
+    """No annotation, no docstring; each mutant compiles."""
+    made = [mutant.planted(MUTABLE) for mutant in mutants("f.py", MUTABLE)]
+    for text in made:
+        compile(text, "f.py", "exec")
+    changed = [line for text in made for line in set(text.splitlines()) - set(MUTABLE.splitlines())]
+    assert Counter(map(str.strip, changed)) == {
+        "if each is None and not each <= 2:": 1,
+        "if each is not None or not each <= 2:": 1,
+        "if each is not None and  each <= 2:": 1,
+        "if each is not None and not each < 2:": 1,
+        "if each is not None and not each <= 3:": 1,
+        "if each is not None and not each <= 1:": 1,
+        "continue": 1,
+        "a -= g(a, b)": 1,
+        "a += g(b, a)": 1,
+        "return None": 1,
+        "return max(a, b) % 2": 1,
+        "return min(b, a) % 2": 1,
+        "return min(a, b) // 2": 1,
+        "return min(a, b) % 3": 1,
+        "return min(a, b) % 1": 1,
+    }
+
+
+@pytest.mark.slow
+def test_mutants_are_drawn_by_a_seed_and_tested_by_what_imports_them_first() -> None:
+    drawn_once = drawn(ROOT, 3, 7, ["results"])
+    assert drawn_once == drawn(ROOT, 3, 7, ["results"]) != drawn(ROOT, 3, 8, ["results"])
+    assert {mutant.room for mutant in drawn_once} == {"results"}
+    tests = tests_of(ROOT, Mutant("results/settings.py", 0, 0, ""))
+    near = [file for file in tests if "moereplay.results.settings import" in (ROOT / file).read_text()]
+    assert near and max(map(tests.index, near)) < tests.index("tests/results/test_energy.py")

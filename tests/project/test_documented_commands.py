@@ -74,6 +74,8 @@ LONG = {
 }
 #: Pages that take `make test-longest`.
 MINUTES = tuple(f"docs/{name}.md" for name in ("forecast", "measured", "quality", "trace-format", "validation"))
+#: Pages of many seconds: commands compile policies, as test_own_policies.py does too, or replay a file of cases.
+COSTLY = {"docs/recipes/own-policy.md": pytest.mark.long, "docs/conformance.md": pytest.mark.slow}
 #: Pages whose numbers depend on the processor's arithmetic, as they are of a recording made there.
 OWN_NUMBERS = ("docs/recipes/researcher.md",)
 COMMANDS = {page: [each for each in items(page) if isinstance(each, Command)] for page in PAGES}
@@ -113,7 +115,10 @@ WITH_LONG = [page for page in PAGES if any(entry(each, LONG) for each in COMMAND
 WHOLE = [page for page in WITH_LONG if page not in MINUTES]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if COMMANDS[page] and page not in WHOLE])
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=COSTLY.get(page, ())) for page in PAGES if COMMANDS[page] and page not in WHOLE],
+)
 def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
     type_page(page, tmp_path / "home", NOT_RUN | LONG)
 

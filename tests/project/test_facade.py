@@ -107,6 +107,7 @@ def test_what_a_policy_file_imports_is_the_contract_itself() -> None:
     assert all(getattr(public, name) is getattr(contract, name) for name in public.__all__)
 
 
+@pytest.mark.slow
 @every("form", ["{}.py", "{}/__init__.py", "{}/notes.txt"], apart=True)
 def test_what_a_user_calls_by_a_name_of_ours_hides_nothing(form: str, tmp_path: Path) -> None:
     for package in PACKAGES:

@@ -11,6 +11,8 @@ from tests.kit.pages import first_screen
 from tests.kit.recordings import ROOT
 from tests.kit.sweeping import moereplay
 
+STUDIES = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("studies/**/*.md"))
+DOCUMENTS = [*PAGES, *STUDIES, "DESIGN.md", "CHANGELOG.md"]
 #: A link to a file or a heading of the project: [text](path#heading).
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([\w-]+))?\)")
 WORDS = re.compile(r"(?m)^\| \*\*(.+?)\*\* \| (.+) \|$")
@@ -33,7 +35,7 @@ def leads_nowhere(page: str, path: str, heading: str) -> bool:
     return not target.exists() or (bool(heading) and heading not in headings(target))
 
 
-@every("page", [*PAGES, "DESIGN.md"])
+@every("page", DOCUMENTS)
 def test_links_lead_to_a_file_and_a_heading(page: str) -> None:
     links = LINK.findall((ROOT / page).read_text("utf-8"))
     assert [link for link in links if leads_nowhere(page, *link)] == []
@@ -51,7 +53,7 @@ def run_together(text: str) -> list[str]:
     return re.findall(r"\S+[.:;,)]  +\S+", prose)
 
 
-@every("page", [*PAGES, "DESIGN.md", "CHANGELOG.md"])
+@every("page", DOCUMENTS)
 def test_no_paragraph_runs_into_another(page: str) -> None:
     assert run_together((ROOT / page).read_text("utf-8")) == []
 

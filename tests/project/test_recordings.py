@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kit.recordings import CLAIMS, ROOT
 
 
@@ -15,6 +17,7 @@ def test_what_rests_on_recordings_is_said_among_the_evidence() -> None:
     assert [text for text in CLAIMS.values() if text not in evidence] == []
 
 
+@pytest.mark.slow
 def test_without_the_recordings_a_run_names_what_it_left_unchecked(tmp_path: Path) -> None:
     """One of the tests of that name needs a recording."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/traces/test_geometry.py", "-k", "gemma"]

@@ -7,8 +7,8 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.draft_runs import RefusedError
-from benchmarks.draft_series import base_of, chances, drafts_of, study, summary
+from evidence.draft_runs import RefusedError
+from evidence.draft_series import base_of, chances, drafts_of, study, summary
 from moereplay import read_results
 from moereplay.traces.schema import Request
 from moereplay.traces.store import open_trace
@@ -17,7 +17,7 @@ from tests.kit.command import moereplay_here
 from tests.kit.quality_rows import changed, quality_frame, written
 from tests.project.test_benchmarks import ROOT, run
 
-BENCHMARKS = ROOT / "benchmarks"
+STUDIES = ROOT / "studies"
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 
 
@@ -38,7 +38,7 @@ def short(tmp_path: Path) -> Path:
 
 @pytest.mark.long
 def test_collisions_are_replayed_under_every_reading(short: Path, tmp_path: Path) -> None:
-    sweep = ("sweep", "run", BENCHMARKS / "specmd_collisions.toml", "--set", f'traces=["{short}"]', "--workers", 1)
+    sweep = ("sweep", "run", STUDIES / "specmd_collisions.toml", "--set", f'traces=["{short}"]', "--workers", 1)
     done = moereplay_here(*sweep, "--out", tmp_path / "out", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = read_results(tmp_path / "out").to_dicts()
@@ -49,6 +49,7 @@ def test_collisions_are_replayed_under_every_reading(short: Path, tmp_path: Path
     assert len(rows) == 24 * 7 and all(0 <= row["collisions"] <= row["misses"] for row in rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("study", "lookahead", "ids"), [("least_stale", 5 * 2 * 5, 5 * 2 * 4), ("score_prefetch", 140, 50)]
 )
@@ -61,7 +62,7 @@ def test_a_study_of_a_trace_leaves_out_what_the_trace_has_no_data_for(
     write_trace(tmp_path / "ids.zarr", header, [Request(whole.request(0).chosen, 8)])
     for trace, expected in ((short, lookahead), (tmp_path / "ids.zarr", ids)):
         out = tmp_path / f"of-{trace.stem}"
-        sweep = ("sweep", "run", BENCHMARKS / f"{study}.toml", "--keep-going", "--set", f'traces=["{trace}"]')
+        sweep = ("sweep", "run", STUDIES / f"{study}.toml", "--keep-going", "--set", f'traces=["{trace}"]')
         done = moereplay_here(*sweep, "--workers", 1, "--out", out, cwd=ROOT)
         assert done.returncode == 0, done.stderr
         rows = read_results(out)
@@ -72,16 +73,17 @@ def test_a_study_of_a_trace_leaves_out_what_the_trace_has_no_data_for(
 
 @pytest.mark.long
 def test_a_trace_takes_the_place_of_the_models_of_table_2(short: Path, tmp_path: Path) -> None:
-    done = run(BENCHMARKS / "specmd_table2.py", "--trace", short, "--out", tmp_path / "table.json")
+    done = run(STUDIES / "specmd_table2.py", "--trace", short, "--out", tmp_path / "table.json")
     assert done.returncode == 0, done.stderr
     cells = json.loads((tmp_path / "table.json").read_text())["cells"]
     assert [(row["preset"], row["published ms"]) for row in cells[:2]] == [("specmd-1", 3076.8), ("specmd-2", 2257.2)]
 
 
+@pytest.mark.long
 def test_specmd_table_is_laid_beside_its_replay(tmp_path: Path) -> None:
     out = tmp_path / "table.json"
     size = ("--requests", 1, "--prompt", 8, "--decode", 4, "--models", "phi-3.5-moe")
-    done = run(BENCHMARKS / "specmd_table2.py", *size, "--out", out)
+    done = run(STUDIES / "specmd_table2.py", *size, "--out", out)
     assert done.returncode == 0, done.stderr
     document = json.loads(out.read_text())
     for capacity in ("5%@4", "5%@16"):
@@ -93,25 +95,28 @@ def test_specmd_table_is_laid_beside_its_replay(tmp_path: Path) -> None:
     assert [(line["signs that agree"], line["rank correlation"]) for line in constant] == [("3 of 4", None)] * 2
 
 
+@pytest.mark.slow
 def test_the_closed_form_of_table_2_gives_what_the_page_cites() -> None:
-    done = run(BENCHMARKS / "specmd_closed_form.py")
+    done = run(STUDIES / "specmd_closed_form.py")
     assert done.returncode == 0, done.stderr
-    page = (ROOT / "docs" / "papers.md").read_text()
+    page = (ROOT / "studies" / "pages" / "papers.md").read_text()
     for figure in ("15.2 %", "10.3 %", "reductions: 0.34; of random numbers 0.40", "4 of 16", "3791.1 ms"):
         assert figure in done.stdout
     assert "15.2 %" in page and "10.3 %" in page and "R² = .34" in page and "3791.1 ms" in page
 
 
+@pytest.mark.long
 def test_a_ranking_with_and_without_decisions(short: Path) -> None:
     names = ("--platforms", "h100-pcie5", "--capacities", "50%", "--evictions", "lru,lfru", "--prefetches", "none")
-    done = run(BENCHMARKS / "decision_cost.py", short, *names)
+    done = run(STUDIES / "decision_cost.py", short, *names)
     assert done.returncode == 0, done.stderr
     assert "of 1 rankings" in done.stdout and "h100-pcie5" in done.stdout
 
 
+@pytest.mark.long
 def test_readings_are_scored_over_the_same_cells(tmp_path: Path) -> None:
     size = ("--requests", 1, "--prompt", 4, "--decode", 1, "--models", "phi-3.5-moe")
-    done = run(BENCHMARKS / "specmd_table2.py", "--readings", *size, "--out", tmp_path / "readings.json")
+    done = run(STUDIES / "specmd_table2.py", "--readings", *size, "--out", tmp_path / "readings.json")
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "readings.json").read_text())
     *ranking, constant = document["ranking"]
@@ -122,6 +127,7 @@ def test_readings_are_scored_over_the_same_cells(tmp_path: Path) -> None:
     assert ranking[0]["off by"] == pytest.approx(mean(abs(row["faster by %"] - row["published %"]) for row in own))
 
 
+@pytest.mark.slow
 def test_forecast_study_prints_errors_and_refusals(tmp_path: Path) -> None:
     """Twelve policy sets made by hand, three kinds of policies; two of the sets drop something."""
     changes = {at: changed(0.02 * at, 0.02 * at, 0.01 * (at % 5 == 0), 0.1 * at, 0) for at in range(1, 13)}
@@ -129,7 +135,7 @@ def test_forecast_study_prints_errors_and_refusals(tmp_path: Path) -> None:
     sets = {f"set {at}": (change, {"routing": settings[at % 3].format(at)}) for at, change in changes.items()}
     losses = {name: lambda change: 0.1 * change.variation**2 for name in ("nll", "kl")}
     folder = written(tmp_path, quality_frame(sets, losses, noise=1e-5))
-    done = run(BENCHMARKS / "forecast_study.py", folder, "--new", folder)
+    done = run(STUDIES / "forecast_study.py", folder, "--new", folder)
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "forecast_study.json").read_text())
     assert {name: each["power"] for name, each in document["forecasts"].items()} == {"nll": 2, "kl": 2}
@@ -141,7 +147,7 @@ def test_forecast_study_prints_errors_and_refusals(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_quantisers_are_laid_beside_one_another_by_width(tmp_path: Path) -> None:
     few = ("--experts", 1, "--inner", 64, "--windows", 1, "--names", "affine")
-    done = run(BENCHMARKS / "quantisers.py", *few, "--out", tmp_path / "q.json")
+    done = run(STUDIES / "quantisers.py", *few, "--out", tmp_path / "q.json")
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "q.json").read_text())
     for part, error in (("experts", "output normal"), ("miniature", "KL")):
@@ -155,7 +161,7 @@ def test_quantisers_are_laid_beside_one_another_by_width(tmp_path: Path) -> None
 def test_quality_at_size_measures_every_set_alone_and_together(tmp_path: Path) -> None:
     """One layer of OLMoE's shape, two texts of six tokens, of which the last is not read."""
     few = ("--layers", 1, "--prompt", 4, "--tokens", 2, "--texts", 2)
-    done = run(BENCHMARKS / "quality_at_size.py", *few, "--out", tmp_path / "s.json")
+    done = run(STUDIES / "quality_at_size.py", *few, "--out", tmp_path / "s.json")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "s.json").read_text())["rows"]
     assert [(row["set"], row["together"]) for row in rows[:4]] == [
@@ -172,7 +178,7 @@ def test_coverage_study_finds_intervals_right_and_seeds_alike(tmp_path: Path) ->
     """Draws are seeded, so that the shares are always the same; two standard errors of 95 % of 200 are 3 points."""
     few = ("--requests", 30, "--trials", 200, "--figures", "hit_rate", "tokens_per_s", "--replayed", 16, "--traces", 16)
     lengths = ("--lengths", "even", "lognormal, rate by length")
-    done = run(BENCHMARKS / "coverage_study.py", *few, *lengths, "--out", tmp_path / "c.json")
+    done = run(STUDIES / "coverage_study.py", *few, *lengths, "--out", tmp_path / "c.json")
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "c.json").read_text())
     assert len(document["rows"]) == 4
@@ -248,9 +254,10 @@ def test_acceptance_is_that_of_the_run_or_of_its_source() -> None:
 HYBRID = ROOT.parent / "shared" / "data" / "hybrid"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not HYBRID.is_dir(), reason="measured runs of others are not in this repository")
 def test_a_measured_series_is_predicted() -> None:
-    done = run("-m", "benchmarks.draft_series", HYBRID, "--series", "coli-mtp-cpu", cwd=ROOT)
+    done = run("-m", "evidence.draft_series", HYBRID, "--series", "coli-mtp-cpu", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert (
         "| and a tenth | 3 of 3 |" in done.stdout and "coli-mtp-cpu-05 | a number of drafts that varies" in done.stdout

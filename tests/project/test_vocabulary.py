@@ -9,7 +9,7 @@ from tests.kit.every import every
 from tests.project.test_imports import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = (*PACKAGES, "benchmarks", "moereplay", "tests")
+PLACES = (*PACKAGES, "benchmarks", "evidence", "moereplay", "tests")
 
 #: Private words that are gone, with what is in their place. Parts of identifiers count: `one_world` holds `world`.
 GONE = {
@@ -33,7 +33,7 @@ GONE = {
     r"rekey": "key scope",
     r"feeds?_(of|from)|run_feed": "input arrays",
 }
-ALLOWED = r"\.stamp\b"  #: marker files of make
+ALLOWED = re.compile(r"\.stamp\b")  #: marker files of make
 #: All but CHANGELOG.md, which names things as they were called.
 DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "CHANGELOG.md"})
 CODE = [path for package in PLACES for path in (ROOT / package).rglob("*.py") if path != Path(__file__).resolve()]
@@ -42,13 +42,14 @@ WORDS = {word: re.compile(rf"(?<![a-z])({word})(?![a-z])", re.I) for word in GON
 
 def private_words(text: str) -> list[str]:
     """Lines that hold a word of GONE, each with its number and with what to write."""
-    lines = [re.sub(ALLOWED, "", line) for line in text.splitlines()]
-    return [
-        f"{number}: {line.strip()} ({GONE[word]})"
-        for number, line in enumerate(lines, 1)
+    text = ALLOWED.sub("", text)
+    lines = text.splitlines()
+    found = [
+        (text.count("\n", 0, match.start()), word)
         for word, pattern in WORDS.items()
-        if pattern.search(line)
+        for match in pattern.finditer(text)
     ]
+    return [f"{number + 1}: {lines[number].strip()} ({GONE[word]})" for number, word in found]
 
 
 @every("files", [DOCUMENTS, CODE])

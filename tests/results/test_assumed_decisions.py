@@ -45,6 +45,7 @@ def test_an_order_turns_if_what_decides_leads_by_less_than_its_decisions_take() 
     assert turned(plain, plain._replace(tokens_per_s=95.9), 40) is None
 
 
+@pytest.mark.slow
 def test_a_comparison_of_stored_results_says_that_decisions_would_turn_it(tmp_path: Path) -> None:
     # the miniature has 16 layers and takes 4 ms per token: .16 ms is 4 %. Its two sets are 2 % apart here
     words = ("--passes", "token", "--capacity", "25%", "--eviction", "lru,least_stale")

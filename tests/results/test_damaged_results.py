@@ -190,6 +190,7 @@ def test_a_part_can_hold_the_tables_that_there_are():
     assert set(parts.TABLES) == set(TABLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_flipped_bits_in_a_sweep_are_refused_or_change_nothing(count, copy, tmp_path, capfd):
     expected = {name: read() for name, read in readers(copy, tmp_path).items()}

@@ -100,6 +100,7 @@ def test_a_sweep_resumes_with_no_replay(before):
     assert len(list((before / "sweep").glob("part-*"))) == 3
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_new_parts_beside_the_old(before):
     file = before / "experiment.toml"
     file.write_text(file.read_text().replace('"least_stale"', '"least_stale", "fifo"'))
@@ -125,6 +126,7 @@ def one_counter_more(monkeypatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.slow
 def test_replays_of_before_and_after_a_counter_was_added_go_together(before, one_counter_more, tmp_path):
     replays = before / "replays"
     later = replay(open_trace(SAMPLE), configure(capacity="25%", eviction="fifo"), engine="reference")
@@ -138,6 +140,7 @@ def test_replays_of_before_and_after_a_counter_was_added_go_together(before, one
     assert drawn.returncode == 0, drawn.stderr
 
 
+@pytest.mark.slow
 def test_parts_of_a_sweep_of_before_and_after_a_counter_was_added_go_together(before, one_counter_more, tmp_path):
     file, stored = before / "experiment.toml", before / "sweep"
     file.write_text(file.read_text().replace('"least_stale"', '"least_stale", "fifo"'))

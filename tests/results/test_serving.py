@@ -24,7 +24,6 @@ from moereplay.results.serving import (
     SETTLED,
     Level,
     figures,
-    in_system,
     is_stable,
     parse_level,
     percentile,
@@ -80,17 +79,6 @@ def test_a_percentile_is_the_nearest_rank() -> None:
     assert percentile([], 50) is None
 
 
-def test_requests_in_the_system_are_rate_times_sojourn() -> None:
-    """Little's law: 79 ms of sojourn in 60 ms."""
-    assert in_system(ROWS) == 79 / 60
-    found = replay(TRACE, configure(capacity="50%", passes="batch:2", arrivals="poisson:300")).per_request
-    mean = in_system(found)
-    assert mean is not None
-    figured = figures(found)["requests_per_s"]
-    assert figured is not None
-    assert mean == pytest.approx(figured * sum(each["end_ns"] - each["arrival_ns"] for each in found) / 8 / 1e9)
-
-
 def test_a_level_is_read() -> None:
     assert parse_level("ttft=2s,tpot=100ms") == Level({"ttft": 2 * 10**9, "tpot": 10**8}, Fraction(9, 10))
     assert parse_level("e2e=1.5us,share=1") == Level({"e2e": 1500}, Fraction(1))
@@ -116,6 +104,7 @@ def times(trace: Trace, many: int) -> Trace:
     return memory_trace(trace.header, [trace.request(at) for at in range(trace.requests)] * many)
 
 
+@pytest.mark.slow
 @every("slo", ["e2e=5ms", "tpot=10ms"])
 def test_the_largest_rate_is_that_of_the_trace_repeated(slo: str) -> None:
     """A rate is of an endless run, so a trace has that of itself 2, 5 or 10 times; the next rate does not hold."""
@@ -159,6 +148,7 @@ def waits_at_most(services: float, load: float) -> float:
     return (1 - load) * sum(term for i, term in enumerate(terms) if i <= services)
 
 
+@pytest.mark.slow
 @every("services, share", [(2, 0.9), (6, 0.5)])
 def test_the_largest_rate_of_one_slot_is_that_of_m_d_1(services: int, share: float) -> None:
     """The search over replays finds what it finds over Lindley's recursion, and that is the closed form's rate.
@@ -222,6 +212,7 @@ def test_the_rate_of_a_setting() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_latency_against_rate_has_a_panel_per_latency_and_a_line_per_capacity() -> None:
     results = [
         replay(TRACE, configure(capacity=capacity, passes="batch:2", arrivals=f"poisson:{rate}"))

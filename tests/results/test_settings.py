@@ -99,6 +99,7 @@ def test_a_verb_has_the_settings_that_it_can_vary():
         assert [name for name in options(verb) if name in NAMES and name not in own] == has
 
 
+@pytest.mark.slow
 def test_an_option_of_a_verb_of_policy_sets_is_empty_unless_given():
     assert {options("validate")[name] for name in LISTED if name in options("validate")} == {""}
 
@@ -260,6 +261,7 @@ def test_a_tier_that_includes_the_one_above_is_named_where_it_catches_next_to_no
     assert idle([row(bytes_demand=100, bytes_lower=int(100 * (1 - LEAST)) - 1)]) == []
 
 
+@pytest.mark.slow
 def test_replay_says_it():
     given = ("--miss", "cpu", "--platform", "rtx4090-pcie4", "--capacity", "25%", "--engine", "reference")
     ended = moereplay("replay", "miniature", "--passes", "token", *given)

@@ -29,7 +29,7 @@ from tests.kit.parity import arriving
 from tests.kit.policy_runs import Sizes, memory_trace, random_trace
 from tests.kit.scenarios import Scenario
 from tests.kit.schedules import hash53
-from tests.simulator.test_parity import searched
+from tests.kit.search import searched
 
 WHERE = machine(bytes_per_ns=1 / 5, dense_ns=3, expert_ns=2, expert_ns_per_token=1)
 Rows = list[dict[str, Any]]
@@ -190,6 +190,7 @@ def queue(arrivals: tuple[int, ...], slots: int, decoded: int = 1) -> Outcome:
     return arrived(requests, arrivals, slots, engine="compiled", log=False)
 
 
+@pytest.mark.slow
 @every("load", [0.4, 0.7])
 def test_one_slot_is_a_queue_of_poisson_arrivals_and_constant_service(load: float) -> None:
     """M/D/1: the mean wait is load / (2 (1 - load)) services; within 5 standard errors of it, by blocks of requests."""

@@ -21,7 +21,8 @@ from moereplay.traces.schema import Geometry, Trace, memory_trace
 from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import sizes
 from tests.kit.every import every
-from tests.simulator.test_curves import Scenario, scenarios, searched, trace_of
+from tests.kit.search import searched
+from tests.simulator.test_curves import Scenario, scenarios, trace_of
 
 Expert = tuple[int, int]
 State = frozenset[Expert]
@@ -111,7 +112,7 @@ def test_what_is_warm_counts_from_the_start() -> None:
     assert gained > 5
 
 
-@searched
+@searched(50)
 @given(scenarios(), st.integers(1, 6))
 def test_a_reset_begins_anew(scenario: Scenario, slots: int) -> None:
     """Requests one after the other, each from cold, hit as often as each alone."""
@@ -135,12 +136,12 @@ MISSES = ("fetch", "fetch:bits=4", "drop:keep=1", "drop:keep=0")
 def hits_of(scenario: Scenario, config: ReplayConfig) -> int:
     """On the scenario's machine."""
     ready = replace(plan(scenario.trace, config), machine=scenario.where)
-    source = TraceSource(scenario.trace, config.schedule, ready.chosen.prefetch, ready.needs)
+    source = TraceSource(scenario.trace, config.schedule, ready.chosen.prefetch, ready.chosen.needs)
     return replay_source(source, ready).totals["hits"]
 
 
 @pytest.mark.parametrize("contract", ["atomic", "sequential"])
-@searched
+@searched(50)
 @given(scenarios(one_size=True), st.sampled_from(FORCING + DECLINING), st.sampled_from(MISSES), st.data())
 def test_no_replay_without_prefetch_beats_its_bound(
     contract: str, scenario: Scenario, eviction: str, miss: str, data: st.DataObject
@@ -158,7 +159,7 @@ def test_no_replay_without_prefetch_beats_its_bound(
     assert bound.admission in ("", FORCED if forced else RELAXED)
 
 
-@searched
+@searched(50)
 @given(scenarios(one_size=True, passes="token"))
 def test_belady_is_the_forced_bound_where_steps_fit_and_never_more_than_the_relaxed_one(scenario: Scenario) -> None:
     made = scenario.curve("belady")
@@ -174,7 +175,7 @@ def test_belady_is_the_forced_bound_where_steps_fit_and_never_more_than_the_rela
             assert forced == made.accesses - made.misses[at]
 
 
-@searched
+@searched(50)
 @given(scenarios(one_size=True))
 def test_the_relaxed_curve_is_the_relaxed_bound_at_every_capacity(scenario: Scenario) -> None:
     made = scenario.curve("relaxed_belady")

@@ -143,6 +143,7 @@ def test_a_layer_of_large_experts_can_hit_where_experts_of_mean_size_could_not()
     assert (is_said(geometry, 14), is_said(geometry, 13)) == (False, True)
 
 
+@pytest.mark.slow
 def test_nothing_hits_exactly_where_it_is_said() -> None:
     """Tokens that are all alike hit as soon as any can; where it is said, none of many do."""
     dice, said = random.Random(5), 0

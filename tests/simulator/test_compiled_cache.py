@@ -131,6 +131,7 @@ def test_a_full_disk_loses_nothing_but_the_file(
     assert not files(folder)
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_once_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "double.py").write_text("def double(n, into):\n    into[0] = 2 * n\n")
     script = (

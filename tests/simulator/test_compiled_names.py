@@ -114,6 +114,7 @@ def test_a_hook_is_kept_under_a_name_made_of_all_that_went_into_it(
     assert len(set(names)) == 3
 
 
+@pytest.mark.slow
 def test_a_hook_that_does_not_compile_is_refused_with_the_reason(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def test_machine_code_of_every_hook_that_ships_has_a_name() -> None:
     assert found and None not in found
 
 
+@pytest.mark.slow
 def test_what_the_hash_leaves_out_cannot_be_reached_from_machine_code() -> None:
     """Check all modules of the project that machine code imports, directly or not, anywhere in a file."""
     waiting = [path for package in ("compiled", "curves") for path in (ROOT / "simulator" / package).rglob("*.py")]

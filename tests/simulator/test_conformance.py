@@ -33,6 +33,7 @@ def results() -> list[Document]:
     return json.loads((FOLDER / "results.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_case_gives_the_agreed_result(engine: str, part: int) -> None:

@@ -53,6 +53,7 @@ def shortened(row: Document, counters: Document) -> Document:
     return row | {"totals": totals, "events_sha256": hashlib.sha256(events.encode()).hexdigest()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_share_of_the_cases_gives_the_agreed_result(engine: str) -> None:
     assert different(engine, pairs()[::SHARE]) == {}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.policies.contract import PolicyError
@@ -33,9 +33,9 @@ from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import machine, sizes
 from tests.kit.every import every
 from tests.kit.recordings import needs_recording
+from tests.kit.search import searched
 from tests.simulator.test_real_streams import ACCESSES, HITS, phone, stream
 
-searched = settings(max_examples=50, deadline=None, derandomize=True)
 PATIENT, QUICK = machine(bytes_per_ns=0.01, expert_ns=1), machine(bytes_per_ns=float("inf"), expert_ns=5)
 
 
@@ -124,20 +124,20 @@ def _request(dice: random.Random, layers: int, experts: int, k: int, weighted: b
     return Request(np.array(cells, np.int16).reshape(shape), prompt, drawn)
 
 
-@searched
+@searched(50)
 @given(scenarios())
 def test_lru_equals_the_replays_at_every_byte_of_capacity(scenario: Scenario) -> None:
     assert_equals_replays(scenario.trace, scenario.curve("lru"), scenario.where)
 
 
-@searched
+@searched(50)
 @given(scenarios(one_size=True))
 def test_belady_equals_the_replays_at_every_number_of_experts(scenario: Scenario) -> None:
     assert_equals_replays(scenario.trace, scenario.curve("belady"), scenario.where)
 
 
 @every("policy", ["lru", "belady"])
-@searched
+@searched(50)
 @given(scenarios(one_size=True, contract="sequential"))
 def test_looked_up_one_by_one_every_capacity_is_decided(policy: str, scenario: Scenario) -> None:
     made = scenario.curve(policy)
@@ -146,7 +146,7 @@ def test_looked_up_one_by_one_every_capacity_is_decided(policy: str, scenario: S
 
 
 @every("policy", ["lru", "belady"])
-@searched
+@searched(50)
 @given(scenarios(one_size=True))
 def test_what_holds_the_largest_step_is_always_decided(policy: str, scenario: Scenario) -> None:
     made, geometry = scenario.curve(policy), scenario.trace.geometry
@@ -158,7 +158,7 @@ def test_what_holds_the_largest_step_is_always_decided(policy: str, scenario: Sc
 
 
 @every("policy", ["lru", "belady"])
-@searched
+@searched(50)
 @given(scenarios(one_size=True))
 def test_more_room_never_costs_a_hit_and_belady_never_misses_more(policy: str, scenario: Scenario) -> None:
     made, lru = scenario.curve(policy), scenario.curve("lru")
@@ -197,6 +197,7 @@ def obvious_misses(trace: Trace, policy: str, capacity: int) -> int:
     return misses
 
 
+@pytest.mark.slow
 @every(
     "policy, each", [("lru", (5,) * 6), ("lru", (3, 5, 5, 8, 2, 5)), ("belady", (5,) * 6), ("relaxed_belady", (5,) * 6)]
 )
@@ -231,7 +232,7 @@ def test_a_repeating_token_hits_once_all_its_layers_fit() -> None:
 
 
 @every("policy", ["lru", "belady"])
-@searched
+@searched(50)
 @given(scenarios(one_size=True, reset="never"))
 def test_with_room_for_all_only_first_uses_miss(policy: str, scenario: Scenario) -> None:
     made, demand = scenario.curve(policy), demand_of(scenario.trace, scenario.how["passes"])
@@ -321,6 +322,7 @@ def test_a_curve_answers_only_for_what_it_counted() -> None:
 # ---------------------------------------------------------------- real streams
 
 
+@pytest.mark.slow
 @needs_recording("gpt-oss-20b", "qwen3-30b-a3b", claim="curves")
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 @pytest.mark.parametrize("model", HITS)
@@ -367,6 +369,7 @@ def small() -> Trace:
     return synthesise(Synthetic(geometry=sizes(3, 6, 2), **drawn))
 
 
+@pytest.mark.slow
 def test_plain_python_counts_the_same() -> None:
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     ran = subprocess.run([sys.executable, "-c", SMALL], env=environment, capture_output=True, text=True, check=True)

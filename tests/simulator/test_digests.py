@@ -53,6 +53,7 @@ def test_small_traces_give_the_known_results_and_events() -> None:
     assert wrong(SMALL, log=True) == {}
 
 
+@pytest.mark.long
 def test_the_reference_gives_the_known_results_and_events() -> None:
     assert wrong(BY_REFERENCE, log=True, engine="reference") == {}
 

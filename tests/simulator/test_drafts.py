@@ -30,8 +30,8 @@ from tests.kit.parity import drafted, seen
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.scenarios import CONTRACTS, Scenario
 from tests.kit.schedules import Guess, laid
+from tests.kit.search import searched
 from tests.kit.stored import drafted as recorded_drafts
-from tests.simulator.test_parity import searched
 
 PASSES = ("recorded", "token", "chunk:2", "decode:3", "batch:1", "batch:2", "batch:4")
 SIZES = Sizes(layers=3, experts=6, k=2, depth=1, size=100)
@@ -278,6 +278,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", EVERYTHING.values(), ids=EVERYTHING)
 @every("draft", ["3:accept=.6", "recorded"])
 def test_both_engines_replay_a_trace_with_drafts(draft: str, settings: dict[str, Any]) -> None:

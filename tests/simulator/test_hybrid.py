@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.simulator.bounds import bound_of, count
@@ -20,6 +20,7 @@ from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import ListSource, Outcome, Prompted, at_rate, machine, replay_lists, sizes, spec_of, tokens
 from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, geometry_of
+from tests.kit.search import searched
 
 FREE = float("inf")
 
@@ -176,7 +177,6 @@ def _streams(draw: st.DrawFn) -> list[list[list[int]]]:
     return draw(st.lists(st.lists(pair, min_size=2, max_size=2), min_size=1, max_size=8))
 
 
-searched = settings(max_examples=25, deadline=None, derandomize=True)
 #: What a tier adds by itself, even if it takes no time.
 OF_TIERS = {"bytes_lower", "cpu_absent"}
 OF_PREFETCH = {"prefetch_issued", "prefetch_dropped", "predicted", "predicted_demanded", "predictable"}
@@ -187,14 +187,14 @@ def unlike(one: Outcome, other: Outcome) -> set[str]:
     return {name for name, value in one.totals.items() if value != other.totals[name]}
 
 
-@searched
+@searched(25)
 @given(_streams(), st.sampled_from(("cpu", "fetch")))
 def test_a_middle_tier_of_everything_that_is_filled_at_once_equals_two_tiers(stream: list, miss: str) -> None:
     with_ram = replayed(stream, 3, hybrid(tiers=[ram(8, FREE)]), miss=miss)
     assert unlike(with_ram, replayed(stream, 3, hybrid(tiers=(), cpu={}), miss=miss)) <= OF_TIERS
 
 
-@searched
+@searched(25)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=20))
 def test_a_tier_in_which_nothing_is_found_again_equals_a_direct_link(stream: list[int]) -> None:
     """RAM of one expert, which a fast tier of two does not miss again at once, and a link up that takes no time."""
@@ -203,7 +203,7 @@ def test_a_tier_in_which_nothing_is_found_again_equals_a_direct_link(stream: lis
     assert unlike(through, replayed(demand, 2, machine(0.5, dense_ns=1))) <= OF_TIERS
 
 
-@searched
+@searched(25)
 @given(_streams())
 def test_missed_without_room_equals_the_cpu_alone(stream: list) -> None:
     full = {"resident": ((0, 0), (1, 2)), "miss": "cpu"}
@@ -211,7 +211,7 @@ def test_missed_without_room_equals_the_cpu_alone(stream: list) -> None:
     assert unlike(missed, replayed(stream, 2, hybrid(), **full)) <= OF_PREFETCH
 
 
-@searched
+@searched(25)
 @given(_streams())
 def test_if_all_layers_are_resident_nothing_misses(stream: list) -> None:
     outcome = replayed(stream, 8, hybrid(), resident=of_layers("layers:0-1"))

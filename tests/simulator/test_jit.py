@@ -167,8 +167,6 @@ def test_errors_of_hooks_come_through() -> None:
 
 
 def test_private_names_stand_in_one_file() -> None:
-    """Only `compiling` may also import errors, which have no public name."""
-    allowed = {"internals.py": None, "compiling.py": {"numba.core.errors"}}
     for path in sorted((ROOT / "simulator").rglob("*.py")):
         modules = {
             node.module
@@ -176,7 +174,7 @@ def test_private_names_stand_in_one_file() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("numba")
         }
         private = {name for name in modules if name not in PUBLIC}
-        assert not private or allowed.get(path.name, set()) is None or private <= allowed[path.name], path
+        assert not private or path.name == "compiling.py", path
 
 
 def test_a_kernel_is_compiled_once_by_another_process_meanwhile(tmp_path, monkeypatch):

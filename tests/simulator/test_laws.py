@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moereplay.policies.grammar import parse
@@ -13,9 +13,8 @@ from moereplay.results.result import Row
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.every import every
 from tests.kit.scenarios import DECLINING, EVICTIONS, Scenario, scenarios
+from tests.kit.search import searched
 from tests.policies.test_policy_pairs import REASONS, Recount, check_recount
-
-searched = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 def summed(rows: Iterable[Row]) -> Row:
@@ -26,7 +25,7 @@ def summed(rows: Iterable[Row]) -> Row:
 # ---------------------------------------------------------------- sums
 
 
-@settings(searched, max_examples=100)
+@searched(100)
 @given(scenarios())
 def test_counters_of_a_replay_add_up(scenario: Scenario) -> None:
     outcome = scenario.replay()
@@ -77,7 +76,7 @@ def check_prefetches(outcome: Outcome, scenario: Scenario) -> None:
         assert 0 <= row["predicted_demanded"] <= row["predictable"]
 
 
-@settings(searched, max_examples=40)
+@searched(40)
 @given(scenarios())
 def test_a_replay_of_the_same_is_the_same_to_the_last_event(scenario: Scenario) -> None:
     assert scenario.replay() == scenario.replay()
@@ -96,7 +95,6 @@ FORCED = [
     each for each in EVICTIONS if each not in DECLINING and not parse("eviction", each).needs & {"weights", "logits"}
 ]
 ids = st.lists(st.integers(0, 5), min_size=1, max_size=60)
-pure = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def one_at_a_time(stream: list[int], layers: int) -> ListSource:
@@ -110,7 +108,7 @@ def misses(source: ListSource, slots: int, eviction: str) -> int:
     return replay_lists(source, slots, machine(), log=False, engine="reference", eviction=eviction)["misses"]
 
 
-@pure
+@searched(60)
 @given(ids, st.integers(1, 3), st.integers(1, 6))
 def test_belady_misses_least_and_free_to_bypass_no_more(stream: list[int], layers: int, slots: int) -> None:
     assume(len(stream) >= layers)
@@ -122,7 +120,7 @@ def test_belady_misses_least_and_free_to_bypass_no_more(stream: list[int], layer
 
 
 @every("contract", ["atomic", "sequential"])
-@searched
+@searched(100)
 @given(st.lists(st.permutations(range(5)).map(lambda order: order[:2]), min_size=1, max_size=40), st.integers(2, 9))
 def test_what_hits_in_a_small_lru_hits_in_a_larger_one(contract: str, demands: list[list[int]], slots: int) -> None:
     # two layers; a step's two experts always fit

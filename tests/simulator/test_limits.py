@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.results.result import Result
@@ -19,16 +19,16 @@ from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.limits.least_time import LeastTime, carried, least_time
 from moereplay.simulator.limits.limits import fixed_set
 from moereplay.simulator.platform import Link, LowerTier, Platform
-from moereplay.simulator.replay import plan, replay_source, report, source_of
+from moereplay.simulator.replay import plan, replay_source, report
 from moereplay.simulator.times import Times
 from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Trace, memory_trace
 from tests.kit.cases import at_rate, machine, sizes
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.scenarios import all_prices, read_by_matrix
+from tests.kit.search import searched
 from tests.simulator.test_curves import trace_of
 
-searched = settings(max_examples=60, deadline=None, derandomize=True)
 EVICTIONS = ("lru", "lfu", "random", "arc", "least_stale", "belady", "belady:bypass=true", "static", "pinned:share=.6")
 PREFETCHES = ("none", "oracle", "oracle:horizon=3", "top_k", "top_k:factor=2:depth=2", "previous_token", "frequent")
 
@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
     def run(self, engine: str) -> Result:
         if engine == "reference":
-            return replay_source(source_of(self.trace, self.ready), self.ready)
+            return replay_source(self.ready.spec(log=False).source_of(self.trace), self.ready)
         from moereplay.simulator.compiled import engine as compiled
 
         return report(compiled.run(self.trace, self.ready.spec(log=False)), self.ready)
@@ -126,7 +126,7 @@ def hits_of(accesses: list[list[tuple[int, int]]], chosen: set[tuple[int, int]],
     return free, paid
 
 
-@searched
+@searched(60)
 @given(cases(evictions=("lru",), prefetches=("none",)))
 def test_no_set_of_fixed_residents_hits_more_and_one_hits_as_often(case: Case) -> None:
     bound, layers = case.relaxed, case.trace.geometry.layers
@@ -165,7 +165,7 @@ def unequal(case: Case, dice: random.Random) -> Case:
     )
 
 
-@searched
+@searched(60)
 @given(cases(evictions=("lru",), prefetches=("none",)), st.randoms(use_true_random=False))
 def test_of_unequal_bytes_no_set_that_fits_hits_more_and_one_hits_as_often(case: Case, dice: random.Random) -> None:
     case = unequal(case, dice)
@@ -188,7 +188,7 @@ def test_of_unequal_bytes_no_set_that_fits_hits_more_and_one_hits_as_often(case:
     assert fixed_set(case.trace, bound) == tuple(best)
 
 
-@searched
+@searched(60)
 @given(cases(), st.randoms(use_true_random=False))
 def test_of_unequal_bytes_no_replay_is_faster_than_the_least_time(case: Case, dice: random.Random) -> None:
     case = unequal(case, dice)
@@ -213,7 +213,10 @@ def test_a_preloaded_set_hits_what_a_replay_of_it_hits() -> None:
     config = configure(capacity="5B", eviction="static:profile=given", warm=best[:5], profile=best)
     ready = plan(trace, config)
     found = fixed_set(trace, bound)
-    assert found is not None and replay_source(source_of(trace, ready), ready).totals["hits"] == found.preloaded
+    assert (
+        found is not None
+        and replay_source(ready.spec(log=False).source_of(trace), ready).totals["hits"] == found.preloaded
+    )
 
 
 def test_the_cost_of_loading_may_leave_nothing() -> None:
@@ -241,19 +244,19 @@ def assert_not_faster(case: Case, engine: str) -> None:
     assert least.decode_ns <= spent and least.decode_tokens == passes
 
 
-@searched
+@searched(60)
 @given(cases())
 def test_no_replay_of_the_reference_is_faster(case: Case) -> None:
     assert_not_faster(case, "reference")
 
 
-@searched
+@searched(60)
 @given(cases(evictions=("lru", "belady", "static"), prefetches=("none", "oracle", "top_k")))
 def test_no_compiled_replay_is_faster(case: Case) -> None:
     assert_not_faster(case, "compiled")
 
 
-@searched
+@searched(60)
 @given(cases(evictions=("belady", "belady:bypass=true"), prefetches=("none",)))
 def test_without_links_to_wait_for_it_is_what_compute_takes(case: Case) -> None:
     endless = machine(bytes_per_ns=float("inf"), dense_ns=3, expert_ns=2, expert_ns_per_token=1, pass_ns=4)

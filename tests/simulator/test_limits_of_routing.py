@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.policies.contract import PolicyError
@@ -25,8 +25,8 @@ from moereplay.traces.passes import schedule
 from moereplay.traces.routers import choice_scores, shares, to_units
 from moereplay.traces.schema import Trace, memory_trace
 from tests.kit.policy_runs import Sizes, random_trace
+from tests.kit.search import searched
 
-searched = settings(max_examples=60, deadline=None, derandomize=True)
 Expert = tuple[int, int]
 State = frozenset[Expert]
 
@@ -100,7 +100,7 @@ def subsets(held: State, slots: int) -> Iterator[State]:
 FREEDOMS = (Freedom(top_m=2), Freedom(top_m=3), Freedom(top_m=3, top_j=1), Freedom(mass=600_000), Freedom(mass=900_000))
 
 
-@searched
+@searched(60)
 @given(st.integers(0, 2**32), st.sampled_from(FREEDOMS), st.data())
 def test_the_fewest_misses_are_between_both_limits(seed: int, free: Freedom, data: st.DataObject) -> None:
     layers = data.draw(st.integers(1, 2))
@@ -126,6 +126,7 @@ def test_the_fewest_misses_are_between_both_limits(seed: int, free: Freedom, dat
     assert truth - found.at_least <= 3  # a limit that says nothing would be a limit, too
 
 
+@pytest.mark.slow
 def test_most_limits_are_the_fewest_misses_themselves() -> None:
     met = reached = 0
     for seed in range(40):
@@ -136,7 +137,7 @@ def test_most_limits_are_the_fewest_misses_themselves() -> None:
     assert met >= 30 and reached >= 25
 
 
-@searched
+@searched(60)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.sampled_from(("global", "per_layer")))
 def test_without_freedom_it_is_the_relaxed_bound(seed: int, slots: int, scope: str) -> None:
     trace = random_trace(seed, Sizes(layers=2, experts=6, k=2, tokens=12, prompt=2))
@@ -163,7 +164,7 @@ WITHIN = {
 
 
 @pytest.mark.long
-@searched
+@searched(60)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(WITHIN)), st.data())
 def test_no_replay_without_prefetch_misses_less(seed: int, routing: str, data: st.DataObject) -> None:
     shape = Sizes(layers=2, experts=6, k=2, tokens=10, prompt=data.draw(st.integers(0, 3)), requests=2, size=1)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.simulator.errors import ConfigError
@@ -19,6 +19,7 @@ from moereplay.simulator.times import Times, homes
 from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, sizes, spec_of, tokens
 from tests.kit.every import every
 from tests.kit.scenarios import SHARES
+from tests.kit.search import searched
 
 EQUAL = Link(bytes_per_s=1e9)
 
@@ -84,7 +85,7 @@ class TestByHand:
         assert outcome["time_ns"] == 44
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@searched(100)
 @given(st.lists(st.tuples(st.sampled_from((1, 2, 5)), st.sampled_from(SHARES)), min_size=1, max_size=3))
 def test_a_stream_takes_as_long_as_the_busiest_link_of_each_layer(rows: list[tuple[int, float]]) -> None:
     """Nothing but transfers takes time: a link with n of a layer's experts takes n times 10 bytes at its rate.

@@ -13,6 +13,7 @@ from moereplay.simulator.compiled.inputs import inputs_of
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.stream import resets
 from moereplay.traces import passes as schedules
+from moereplay.traces.derived import PLACE
 from moereplay.traces.passes import parse_passes
 from moereplay.traces.schema import Request, memory_trace
 from moereplay.traces.store import open_trace
@@ -55,14 +56,14 @@ def test_a_long_trace_is_read_from_disk_as_a_short_one_from_memory(
     requests = [ids_only(tokens, tokens) for tokens in (7, 1, 30, 2)]
     config, nothing = configure(passes=passes, capacity="50%"), frozenset({"next_pass"})
     short = inputs_of(memory_trace(HEADER, requests), config, frozenset(), nothing)
+    monkeypatch.setenv(PLACE, str(tmp_path))
     monkeypatch.setattr(schedules, "LONG", 1)
     monkeypatch.setattr("moereplay.simulator.compiled.inputs.VALUES_AT_ONCE", 3)  # more than one block
     monkeypatch.setattr(schedules, "VALUES_AT_ONCE", 3)
     write_trace(tmp_path / "long.zarr", HEADER, requests)
     trace = open_trace(tmp_path / "long.zarr")
     long = inputs_of(trace, config, frozenset(), nothing)
-    assert (tmp_path / "long.zarr.derived").is_dir()
-    assert any("plan-" in folder.name for folder in (tmp_path / "long.zarr.derived").iterdir())
+    assert any("plan-" in folder.name for folder in (tmp_path / "moereplay" / "derived").iterdir())
     for name, rows in short.items():
         np.testing.assert_array_equal(long[name], rows, err_msg=name)
         assert long[name].dtype == rows.dtype

@@ -113,6 +113,7 @@ def _streams(draw: st.DrawFn) -> tuple[list[int], int, int]:
     return stream, draw(st.integers(1, 4)), draw(st.integers(1, 6))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(_streams())
 def test_one_expert_at_a_time_is_two_lru_lists(case: tuple[list[int], int, int]) -> None:
@@ -138,6 +139,7 @@ def misses_of_lru(stream: list[int], capacity: int) -> list[int]:
     return missed
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 30), st.integers(0, 9), st.integers(1, 4), st.integers(1, 4))
 def test_a_tier_as_fast_as_nothing_changes_no_time(layers: int, latency: int, depth: int, experts: int) -> None:

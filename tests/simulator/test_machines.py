@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import simpy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.reference.engine import Driven, run
@@ -30,8 +30,8 @@ from tests.kit.cases import (
 )
 from tests.kit.machines import Arena, RealMachine, Scripted, known_at_the_end, simulation, with_links
 from tests.kit.scenarios import Scenario, scenarios
+from tests.kit.search import searched
 
-SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 SLEEP_S = 0.0005  #: every activity of the real machine
 #: Work on the CPU, rejected admissions, side buffers, resets and warm starts are all in here.
 ON_THREADS: tuple[dict[str, Any], ...] = (
@@ -70,7 +70,7 @@ def on(scenario: Scenario, of: Machine) -> tuple[Outcome, list[list[list[int]]]]
     return outcome_of(run(scenario.source, spec_for(scenario), of)), list(scenario.source.executed)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@searched(150)
 @given(scenarios())
 def test_times_that_are_known_at_the_end_change_nothing(scenario: Scenario) -> None:
     """Also of transfers that a reset abandons or that the end of the run cuts off."""
@@ -79,7 +79,7 @@ def test_times_that_are_known_at_the_end_change_nothing(scenario: Scenario) -> N
     assert on(scenario, known_at_the_end(spec)) == on(scenario, simulation(spec))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@searched(40)
 @given(scenarios(miss="fetch"))
 def test_a_link_by_script_gives_the_simulated_run(scenario: Scenario) -> None:
     scenario = without_link_prices(scenario)

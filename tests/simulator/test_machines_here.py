@@ -245,6 +245,7 @@ def test_the_file_of_this_machine_replays(tmp_path: Path, small: None) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.slow
 @every(
     "parts, disk", [(("--gpu", "RTX 3090", "--ram", "64GB"), "3.5GB/s"), (("--vram", "24GB", "--ram", "64GB"), "none")]
 )
@@ -310,6 +311,7 @@ def test_what_cannot_be_combined_is_refused_before_anything_is_measured(words: t
     assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_said_takes_the_place_of_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 99.0, 99.0))
     said = here(tmp_path, {"ram_rate": "50GB/s", "disk": "7GB/s", "ram": "64GB"})

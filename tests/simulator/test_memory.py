@@ -84,6 +84,7 @@ def measured(large: Path, small: Path, settings: dict[str, str], room: int = 0) 
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_replay_needs_at_most_twice_what_it_reads(traces: tuple[Path, Path], settings: dict[str, str]) -> None:
     found = measured(*traces, settings)
@@ -91,6 +92,7 @@ def test_a_replay_needs_at_most_twice_what_it_reads(traces: tuple[Path, Path], s
     assert found["grown"] <= 2 * found["read"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_trace_larger_than_memory_is_replayed(traces: tuple[Path, Path], settings: dict[str, str]) -> None:
     """With room for less than the arrays that it reads; reading the trace in one piece does not fit there either."""
@@ -159,6 +161,7 @@ def deriving(folder: Path, tokens: int, layers: int, values: int) -> dict[str, i
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_what_is_derived_may_be_larger_than_memory(tmp_path: Path) -> None:
     """With blocks of a hundredth of the trace."""
     found = deriving(tmp_path, tokens=25_000, layers=4, values=8_000)

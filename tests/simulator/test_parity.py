@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.simulator.compiled import engine
@@ -38,15 +38,9 @@ from tests.kit.parity import (
 )
 from tests.kit.policy_catalogue import by_policy
 from tests.kit.scenarios import CONTRACTS, Scenario
+from tests.kit.search import searched
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = int(os.environ.get("MOEREPLAY_CASES", "0"))
-
-
-def searched(cases: int):
-    """A repeatable search of that many scenarios, or a new one of as many as asked for."""
-    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=CASES or cases, deadline=None, derandomize=not CASES, suppress_health_check=slow)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

@@ -25,7 +25,7 @@ from moereplay.traces.schema import Trace, memory_trace
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
-from tests.simulator.test_curves import searched
+from tests.kit.search import searched
 
 ENGINES = ("reference", "compiled")
 MACHINE = """name = "split"
@@ -97,6 +97,7 @@ class TestByHand:
             plan(trace, configure(capacity="25%", scope="per_link", platform=split))
 
 
+@pytest.mark.slow
 @every("eviction", ("lru", "arc", "s3fifo", "sieve", "clock"))
 def test_pools_of_one_layer_each_evict_as_if_alone(eviction: str) -> None:
     """A model of one layer with two links has more pools than layers; a policy keeps numbers for each of them."""
@@ -163,7 +164,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class TestBounds:
-    @searched
+    @searched(50)
     @given(
         st.integers(0, 10**6),
         st.sampled_from(("40%", "60%", "80%")),
@@ -272,6 +273,7 @@ class TestLayers:
         ]
 
 
+@pytest.mark.slow
 def test_warm_and_resident_experts_are_held_to_their_links_pool(split: str) -> None:
     # 6 experts of 5 bytes in each of 3 layers; 50% are 30 bytes for layers 0 and 2, and 15 for layer 1
     trace = random_trace(1, Sizes(layers=3))

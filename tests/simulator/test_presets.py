@@ -159,6 +159,7 @@ def test_presets_are_listed_and_explained() -> None:
     assert "cache_prior:lam=0.3" in explained and "source: SpecMD eq. 1" in explained and "assumed: " in explained
 
 
+@pytest.mark.slow
 def test_options_on_the_command_line_override_a_preset(small: Path) -> None:
     arguments = ("replay", small, "--preset", "specmd-5", "--json")
     plain = json.loads(moereplay_here(*arguments).stdout)["config"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from moereplay.simulator.compiled.engine import fastest_kernel
 from moereplay.simulator.compiled.fast_path import fast_path, priced_path
@@ -133,6 +134,7 @@ def test_without_overlap_and_prefetch_everything_takes_turns(prices: dict[str, A
     assert outcome["stall_ns"] == outcome["link_busy_ns"] > 0
 
 
+@pytest.mark.slow
 def test_sequentially_there_is_nothing_to_overlap() -> None:
     settings: dict[str, Any] = {"contract": "sequential", "prefetch": "frequent"}
     plain, priced = (replay_lists(scattered(), 12, machine(dense_ns=2, expert_ns=3, prices=each), **settings)

@@ -70,6 +70,7 @@ def totals(trace: Trace, slots: int, eviction: str, engine: str) -> Row:
     return replay(trace, configure(eviction=eviction, **settings), engine=engine).totals
 
 
+@pytest.mark.slow
 @of_scripts
 @pytest.mark.parametrize(("model", "slots", "hits", "engine"), cases(0))
 def test_lru_hits_as_often_as_two_scripts_agree(model: str, slots: int, hits: int, engine: str) -> None:
@@ -146,6 +147,7 @@ def hit_rows(trace: Trace, engine: str) -> set[tuple[int, int, int]]:
     return {(event.step_pass, event.layer, event.expert) for event in result.events if event.kind == "hits"}
 
 
+@pytest.mark.slow
 @needs_recording("gemma-4-26b-a4b", claim="phone")
 @every("engine", ENGINES)
 def test_a_phones_recorded_residency_is_that_of_a_global_lru(engine: str) -> None:

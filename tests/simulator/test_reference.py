@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
 from tests.kit.every import every
 
@@ -144,6 +146,7 @@ def test_a_step_without_demand_cancels_the_prefetches_aimed_at_it(contract: str)
 # ---------------------------------------------------------------- the side buffer
 
 
+@pytest.mark.slow
 def test_the_side_buffer_holds_what_no_gate_has_judged_yet() -> None:
     # one buffer: (1, 0) takes it, (1, 1) is refused until the gate of layer 1 has passed
     where = machine(bytes_per_ns=0.2, dense_ns=20, expert_ns=2)

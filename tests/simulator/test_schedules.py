@@ -34,8 +34,8 @@ from tests.kit.every import every
 from tests.kit.parity import batched, seen
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.scenarios import CONTRACTS, Scenario
+from tests.kit.search import searched
 from tests.simulator.test_drafts import EVERYTHING, check_bounds_and_curves, crowd
-from tests.simulator.test_parity import searched
 
 DENSE_NS, EXPERT_NS, PER_TOKEN_NS, WIRE_NS = 3, 2, 1, 5
 WHERE = machine(bytes_per_ns=1 / WIRE_NS, dense_ns=DENSE_NS, expert_ns=EXPERT_NS, expert_ns_per_token=PER_TOKEN_NS)

@@ -6,6 +6,8 @@ import random
 from math import inf
 from typing import Any
 
+import pytest
+
 from moereplay.simulator.platform import Platform
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
 from tests.kit.every import every
@@ -123,6 +125,7 @@ def repeating(layers: int, ids: list[int], passes: int) -> ListSource:
     return ListSource(sizes(layers, 4, len(ids)), [Prompted(tokens(*[[ids] * layers] * passes))])
 
 
+@pytest.mark.slow
 @CONTRACTS
 @every("slots", [2, 4, 6])
 def test_below_the_cliff_a_global_lru_never_hits(contract: str, slots: int) -> None:
@@ -194,6 +197,7 @@ def counted(where: Platform, **settings: Any) -> tuple[int, ...]:
     return outcome.counts("hits", "misses", *REASONS, "insertions", "evictions", "bytes_demand")
 
 
+@pytest.mark.slow
 @CONTRACTS
 @every("eviction", ["lru", "fifo", "lfu", "least_stale", "belady", "belady:bypass=true"])
 def test_without_prefetch_no_rate_changes_what_hits(contract: str, eviction: str) -> None:

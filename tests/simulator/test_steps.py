@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 
 from moereplay.policies.errors import PolicyError
 from moereplay.policies.grammar import parse
@@ -20,12 +20,9 @@ from tests.kit.cases import ListSource as Lists
 from tests.kit.cases import Outcome, Prompted, compiled_run, machine, outcome_of, sizes, spec_of, tokens
 from tests.kit.parity import anything
 from tests.kit.scenarios import Scenario
+from tests.kit.search import searched
 
 LATER = ("link_busy_ns",)  # charged when a transfer ends, and no longer when it begins
-
-
-def searched(cases: int):
-    return settings(max_examples=cases, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 def spec_for(scenario: Scenario, **times: Any) -> RunSpec:

@@ -23,8 +23,9 @@ from moereplay.traces.schema import Trace
 from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import sizes
 from tests.kit.every import every
+from tests.kit.search import searched
 from tests.simulator.test_bounds import DECLINING, FORCING, MISSES, hits_of, most_hits, steps_of
-from tests.simulator.test_curves import Scenario, scenarios, searched, trace_of
+from tests.simulator.test_curves import Scenario, scenarios, trace_of
 
 # ---------------------------------------------------------------- all ways to evict
 
@@ -41,6 +42,7 @@ def bound_at(trace: Trace, pool: int, admission: str, contract: str, warm: tuple
     return Bound(admission, "token", "never", "global", contract, (pool // min(each),), warm, pool, each)
 
 
+@pytest.mark.slow
 @every("admission", [FORCED, RELAXED])
 @every("contract", ["atomic", "sequential"])
 def test_the_most_hits_of_all_ways_lie_between_the_ends(contract: str, admission: str) -> None:
@@ -171,7 +173,7 @@ def beaten_by(scenario: Scenario, contract: str, eviction: str, miss: str, capac
 
 
 @pytest.mark.parametrize("contract", ["atomic", "sequential"])
-@searched
+@searched(50)
 @given(scenarios(), st.sampled_from(FORCING + DECLINING), st.sampled_from(MISSES), st.data())
 def test_no_replay_without_prefetch_beats_its_bound(
     contract: str, scenario: Scenario, eviction: str, miss: str, data: st.DataObject
@@ -218,7 +220,7 @@ def test_layers_of_unequal_bytes_in_one_pool_have_a_bound_near_what_belady_reach
     assert (one["belady_hits"] or 0) - best < 0.01 * (one["accesses"] or 0)
 
 
-@searched
+@searched(50)
 @given(scenarios(scope="global"))
 def test_the_relaxed_curve_is_the_bound_at_the_capacities_that_are_asked_for(scenario: Scenario) -> None:
     each = scenario.trace.geometry.expert_bytes

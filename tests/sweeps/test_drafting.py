@@ -132,7 +132,7 @@ def test_unions_rise_with_rows_and_a_cache_holds_less_of_them() -> None:
     # consecutive tokens share experts: two rows of one request have fewer than one of each of two would at random
     at_random = 4 + 4 * (1 - 4 / 32)
     assert unions[Decoding(1, Drafts(1))] < unions[Decoding(2)] < at_random
-    # docs/drafts.md has 1.61 k and 2.49 k for 2 and 4 rows of the recorded gpt-oss-20b at .7
+    # studies/pages/drafts.md has 1.61 k and 2.49 k for 2 and 4 rows of the recorded gpt-oss-20b at .7
     assert unions[Decoding(1, Drafts(1))] / 4 == pytest.approx(1.61, rel=0.05)
     assert unions[Decoding(1, Drafts(3))] / 4 == pytest.approx(2.49, rel=0.05)
 
@@ -315,6 +315,7 @@ def test_wrong_values_are_a_line(concurrency: int, draft: str, told: str) -> Non
 # -- beside replays
 
 
+@pytest.mark.slow
 @every(
     "streams, many, within",
     [(1, 0, 0.1), (1, 1, 0.1), (1, 3, 0.1), (2, 0, 0.1), (2, 2, 0.1), (4, 0, 0.1), (4, 1, 0.1)],
@@ -344,6 +345,7 @@ def replace_bytes(of: Geometry) -> Geometry:
 # -- the command
 
 
+@pytest.mark.slow
 def test_the_command_answers_with_a_verdict_and_a_document() -> None:
     told = ("recommend", "miniature", "--vram", "1GB", "--ram", "2.5GB", "--engine", "llama.cpp")
     plain = moereplay(*told, "--json")
@@ -377,6 +379,7 @@ def test_a_gain_that_depends_on_the_routing_is_said_so() -> None:
     assert in_words({"least": 0.0, "middle": 0.0, "most": 0.005}) == "as many tokens/s, no more"
 
 
+@pytest.mark.slow
 def test_a_search_by_replays_compares_numbers_of_drafts_and_counts_the_memory_of_streams() -> None:
     told = ("recommend", "miniature", "--platform", "phone-ufs4", "--memory", "512MB", "--json")
     found = moereplay(*told, "--concurrency", "2", "--draft", "auto:accept=.9:head=none")

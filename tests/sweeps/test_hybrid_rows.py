@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import pytest
 
-from benchmarks.hybrid_cells import read
-from benchmarks.hybrid_directions import NOT_ASKED, _context, _crossing, _ladder
+from evidence.hybrid_cells import read
+from evidence.hybrid_directions import NOT_ASKED, _context, _crossing, _ladder
 from moereplay.sweeps.recommend.measured import (
     Routings,
     Row,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from moereplay.analysis.figures.chart import rows_of
+from moereplay.analysis.figures.drawing import rendered, save
 from moereplay.analysis.figures.machines import speed_by_memory, token_time
-from moereplay.analysis.figures.panels import rendered, save
 from moereplay.analysis.quick_answer import placement_lines
 from moereplay.simulator.capacity import of_layers
 from moereplay.simulator.config import configure
@@ -157,6 +157,7 @@ def replayed(tokens: tuple[int, int], geometry: Geometry, **said: Any) -> dict[s
 PLATFORM = "desktop-24gb"
 
 
+@pytest.mark.slow
 @every(
     "said, scheme, within",
     [
@@ -239,6 +240,7 @@ def test_the_map_has_the_machine_itself_and_more_memory_is_never_slower(tmp_path
     assert surface(of, assembled(gpu="M4 Max", ram="64GB")) == []
 
 
+@pytest.mark.slow
 def test_the_command_draws_both_figures_with_their_numbers(tmp_path: Path) -> None:
     ended = moereplay("recommend", "miniature", "--vram", "1GB", "--ram", "2.5GB", "--figures", tmp_path / "f")
     assert ended.returncode == 0, ended.stderr

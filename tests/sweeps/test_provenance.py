@@ -66,6 +66,7 @@ def test_a_replay_again_into_the_same_folder_adds_no_part(trace: Path, tmp_path:
     assert len(list(tmp_path.glob("part-*"))) == len(load(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_leaves_out_what_a_replay_has_stored(trace: Path, tmp_path: Path) -> None:
     out, file = tmp_path / "out", tmp_path / "e.toml"
     command("replay", trace, "--capacity", "50%", "--engine", "reference", "--workers", 1, "--out", out)

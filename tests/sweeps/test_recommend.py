@@ -129,12 +129,14 @@ def configs(question: Question, space: Space) -> list[ReplayConfig]:
     return [config for config in full if config is not None and can_replay(question.trace, config)]
 
 
+@pytest.mark.slow
 def test_the_curve_over_memory_rises_in_memory_and_holds_the_best(found):
     sizes = [each.result.about["capacity_bytes"] for each in found.curve]
     assert sizes == sorted(sizes) and len(sizes) == len(THOROUGH.shares)
     assert found.best in found.curve
 
 
+@pytest.mark.slow
 def test_the_smallest_memory_reaches_the_target_and_none_reaches_the_impossible():
     def reaching(target: float) -> Answer:
         return search(question_of(trace_of(), 6, scope="global", target_tokens_per_s=target, pace=QUICK))
@@ -147,6 +149,7 @@ def test_the_smallest_memory_reaches_the_target_and_none_reaches_the_impossible(
     assert reaching(1e9).smallest is None
 
 
+@pytest.mark.slow
 def test_without_look_ahead_the_least_recall_that_would_pay_is_given():
     """Behind a slow link, where nothing that the trace can feed gains; replayed again at that recall and below."""
     trace = trace_of(reuse=0.31, geometry=GEOMETRY.model_copy(update={"experts": 32}), recall=())
@@ -168,6 +171,7 @@ def gain(question: Question, answer: Answer, recall: float) -> float:
     return max(each.tokens_per_s for each in tried) / answer.best.tokens_per_s - 1
 
 
+@pytest.mark.slow
 def test_the_document_has_what_a_program_needs_and_the_sentences_say_it():
     question = question_of(trace_of(requests=6), 6, target_tokens_per_s=1.0, pace=QUICK)  # fewer have no interval
     answer = search(question)
@@ -187,6 +191,7 @@ def test_the_document_has_what_a_program_needs_and_the_sentences_say_it():
         assert word in text
 
 
+@pytest.mark.slow
 def test_the_document_has_the_peak_where_the_platform_states_its_reserve(found):
     question = question_of(trace_of(), 6, platform=f"a100-5gbps:memory_bytes={6 * SIZE + 110}:reserve_bytes=100")
     said = document(question, found, "here.zarr")
@@ -197,6 +202,7 @@ def test_the_document_has_the_peak_where_the_platform_states_its_reserve(found):
     ]
 
 
+@pytest.mark.slow
 def test_an_order_that_decisions_would_turn_is_a_warning_unless_the_platform_charges_them(found, monkeypatch):
     seen = []
 
@@ -248,6 +254,7 @@ def test_refusals_are_one_line_and_come_first(tmp_path: Path):
         assert (ended.returncode, ended.stdout) == (2, "") and said in unfolded(ended.stderr), ended.stderr
 
 
+@pytest.mark.slow
 def test_a_long_trace_is_searched_on_some_requests_and_answered_on_all(monkeypatch):
     """14 of 40 requests; whatever is named has the figure of a replay of all of them."""
     kinds = {"requests": 40, "prompt_tokens": 2, "decode_tokens": 10, "reuse": 0.5, "recall": (0.8,)}
@@ -263,6 +270,7 @@ def test_a_long_trace_is_searched_on_some_requests_and_answered_on_all(monkeypat
     assert answer.best.tokens_per_s >= 0.98 * max(each.tokens_per_s for each in everything)
 
 
+@pytest.mark.slow
 def test_a_quick_search_is_near_the_best_of_all_sets():
     """Ranked on 300 accesses of two requests, judged on 1,800 of 2,640; every set is then replayed on all."""
     kinds = {"requests": 20, "prompt_tokens": 2, "decode_tokens": 20, "reuse": 0.5, "recall": (0.8,)}
@@ -314,6 +322,7 @@ def test_starts_fill_the_cache_with_whole_layers_or_with_what_was_used_first():
     assert pooled is not None and len(pooled.warm) == 18 and can_replay(trace, pooled)
 
 
+@pytest.mark.slow
 def test_a_short_trace_makes_no_profile_that_knows_what_is_to_come():
     """Tokens that share no expert: filled by chance, a cache of half the experts hits half, not all."""
     geometry = GEOMETRY.model_copy(update={"experts": 64, "expert_bytes": (SIZE, SIZE, 4 * SIZE)})
@@ -373,6 +382,7 @@ def test_work_cuts_a_search_at_the_same_replay_on_every_machine(monkeypatch):
     assert json.dumps(searched(3)) == json.dumps(before)
 
 
+@pytest.mark.slow
 def test_a_slow_machine_gives_the_bytes_of_a_fast_one(monkeypatch):
     """A quick search has no limit of time, a thorough one of work; `--budget` has one, and the answer says so."""
     machine = ("recommend", "miniature", "--platform", "phone-ufs4", "--memory", "510MB")

@@ -50,6 +50,7 @@ def stored(out: Path, *parts: list[Job]) -> list[Headline]:
     return headlines
 
 
+@pytest.mark.slow
 def test_shared_decisions_give_the_bytes_of_jobs_alone(sweep, tmp_path):
     """Three of four plain platforms take over the decisions of the first, at capacities that hold every demand.
 

@@ -91,6 +91,7 @@ def test_rows_hold_what_the_replay_says(sweep, whole):
             assert rows.rename({"capacity_misses": "capacity"}).to_dicts() == expected
 
 
+@pytest.mark.slow
 def test_a_sweep_reads_like_replays(sweep, whole, tmp_path):
     """The same rows as from the folders that `replay --out` writes, and wrote until November 2026."""
     trace, configs = open_trace(sweep.jobs[0].trace), [job.config for job in sweep.jobs if job.kind == "configuration"]
@@ -128,6 +129,7 @@ def test_latencies_do_not_need_the_rows_of_requests(sweep, whole, tmp_path):
     assert without.null_count().sum_horizontal().item() == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_merging_gives_the_same_bytes_in_any_order_and_however_often_a_part_is_there(whole, one_by_one, tmp_path, dice):

@@ -109,6 +109,7 @@ def remove(url: str, *names: str) -> None:
         obstore.delete(obstore.store.from_url(url), name)
 
 
+@pytest.mark.slow
 def test_a_sweep_to_a_store_is_the_sweep_to_a_folder(url, folder, tmp_path, capsys):
     for index in ("1/2", "2/2"):
         sweep_run(folder / "experiment.toml", url, workers=1, engine=REFERENCE, shard=index)
@@ -127,6 +128,7 @@ def test_to_resume_no_table_is_read(filled, folder, capsys):
     assert "21 already stored" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_part_without_provenance_is_not_there_and_is_made_again(filled, folder, tmp_path, capsys):
     """As writers killed before their last object, or before one of the tables, leave it."""
     first, second, *rest = place_of(filled).names()
@@ -169,6 +171,7 @@ def test_kills_lose_nothing_that_is_stored(s3, tmp_path):
     assert merged(tmp_path / "a", s3) == merged(tmp_path / "b", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_part_that_cannot_be_stored_costs_no_other(files, folder, tmp_path):
     """A folder lies where a table of the first part belongs: the part stays half, the others get whole."""
     longest = max(planned(folder / "experiment.toml").jobs, key=lambda job: job.work)
@@ -183,6 +186,7 @@ def test_a_part_that_cannot_be_stored_costs_no_other(files, folder, tmp_path):
     assert merged(tmp_path / "a", files) == merged(tmp_path / "b", folder / "out")
 
 
+@pytest.mark.slow
 def test_show_merge_and_plot_take_the_url(filled, folder, tmp_path, monkeypatch, capsys):
     sweep_show(str(folder / "out"), as_csv=True)
     expected = capsys.readouterr().out

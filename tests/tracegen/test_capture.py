@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor, nn
 
-from moereplay.tracegen import families, routing
+from moereplay.tracegen import families
 from moereplay.tracegen.capture import Capture, Reading, by_rank, check, watching
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.families import small
@@ -44,6 +44,7 @@ def hooks_of(modules: MoeModules) -> int:
 # What is kept
 
 
+@pytest.mark.slow
 def test_take_joins_the_passes_since_the_last_take(modules: MoeModules) -> None:
     with Capture(modules, 1) as capture:
         run(modules, 5, seed=1)
@@ -321,6 +322,7 @@ def test_an_unknown_family_is_inferred_from_its_config_and_proven() -> None:
     assert check(found).family == "afmoe (inferred)"
 
 
+@pytest.mark.slow
 @every("name", sorted(FAMILIES), apart=True)
 def test_inference_finds_the_rule_of_a_known_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its row out of sight. SparseMixer's constant is no usual key, so Phi alone must be refused."""
@@ -362,12 +364,12 @@ def test_agreement_counts_wrong_rows_ties_and_ulps() -> None:
     ids = torch.tensor([[0, 1], [0, 3], [0, 3]])
     router = Router(renormalise=True)
     weights = torch.from_numpy(routers.weigh(router, logits.numpy(), ids.numpy()))
-    found = routing.agree(router, None, logits, weights, ids)
+    found = families.agree(router, None, logits, weights, ids)
     assert found[:4] == (3, 1, 1, 0) and not found.holds
     off = torch.nextafter(torch.nextafter(weights, torch.tensor(9.0)), torch.tensor(9.0))
-    assert routing.agree(router, None, logits[:2], off[:2], ids[:2])[:4] == (2, 0, 1, 2)
+    assert families.agree(router, None, logits[:2], off[:2], ids[:2])[:4] == (2, 0, 1, 2)
     half = weights.bfloat16()
-    assert routing.agree(router, None, logits[:2], half[:2], ids[:2]).ulps == 0
+    assert families.agree(router, None, logits[:2], half[:2], ids[:2]).ulps == 0
 
 
 def test_a_tie_between_groups_is_a_tie() -> None:
@@ -375,9 +377,9 @@ def test_a_tie_between_groups_is_a_tie() -> None:
     router = Router(family="sigmoid_groups", groups=3, groups_kept=2)
     logits, ids = torch.tensor([[1.0, 0.0, 0.0, 1.0, 1.0, 0.0]]), torch.tensor([[3, 4]])
     weights = logits.sigmoid().gather(1, ids)
-    assert routing.agree(router, None, logits, weights, ids)[:3] == (1, 0, 1)
-    assert routing.agree(router, np.array([0.1, 0, 0, 0, 0, 0], np.float32), logits, weights, ids)[:3] == (1, 1, 0)
+    assert families.agree(router, None, logits, weights, ids)[:3] == (1, 0, 1)
+    assert families.agree(router, np.array([0.1, 0, 0, 0, 0, 0], np.float32), logits, weights, ids)[:3] == (1, 1, 0)
 
 
 def test_a_rule_is_spelled_with_what_differs_from_the_defaults() -> None:
-    assert routing.spelled(Router(family="sigmoid_groups", scale=2.5)) == "sigmoid_groups, scale 2.5"
+    assert families.spelled(Router(family="sigmoid_groups", scale=2.5)) == "sigmoid_groups, scale 2.5"

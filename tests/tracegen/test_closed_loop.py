@@ -79,6 +79,7 @@ def assert_closed(ran: Live, settings: dict[str, Any]) -> Result:
     return again
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # the first one compiles the hooks of all these policies, where that was not done before
 @pytest.mark.parametrize("contract", ["atomic", "sequential"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,6 +106,7 @@ def test_a_generated_text_closes_the_loop_too(settings: dict[str, Any]) -> None:
     assert [len(request.chosen) for request in ran.requests] == [5 + 8 - 1, 3 + 8 - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -118,6 +120,7 @@ def test_the_trained_miniature_closes_the_loop(settings: dict[str, Any]) -> None
     assert_miniature_closes(settings)
 
 
+@pytest.mark.slow
 def test_threads_of_torch_leave_it_closed(two_threads: None) -> None:
     assert_miniature_closes({"routing": "cache_prior:lam=.5", "prefetch": "top_k"}, tokens=9)
 

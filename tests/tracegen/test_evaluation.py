@@ -69,6 +69,7 @@ def evaluation(out: Path, **more: Any) -> Evaluation:
     return Evaluation(loaded("olmoe"), modules("olmoe"), sets, seed=0, batch=2, out=out)
 
 
+@pytest.mark.slow
 @every("bits", ("4", "8/4"), apart=True)
 def test_a_forecast_finds_the_bits_that_experts_ran_at(tmp_path: Path, bits: str) -> None:
     frame = asked(tmp_path, [Likelihood()], bits={"miss": f"lowest_bit:bits={bits}"})
@@ -154,6 +155,7 @@ def test_the_trace_of_the_unmodified_model_is_what_sweeps_replay(frame: pl.DataF
     assert counted_by(replay(trace, config, engine="reference")) == row["replayed"]
 
 
+@pytest.mark.slow
 @every("dies_at", (1, 2, 4, 6), apart=True)
 def test_cut_off_and_continued_is_as_undisturbed(tmp_path: Path, dies_at: int, done: Any) -> None:
     failing, second = Likelihood(dies_at=dies_at), Likelihood("second", (4, 5, 6), dies_at=dies_at - 3)

@@ -28,6 +28,7 @@ def logits(family: str, dtype: torch.dtype, cached: bool) -> Tensor:
         return model(ids[:, -1:], past_key_values=cache).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_experts_of_a_family_run_as_they_should(family: str, subtests: pytest.Subtests) -> None:
     for dtype in DTYPES:

@@ -1,7 +1,7 @@
 """One contract for every family: what is recorded of a tiny random model is what the model does.
 
 "Bit for bit" below is torch.equal. The rule (`traces/routers.py`) is compared by the numbers that
-`tracegen/routing.py` defines; fp32 has no ties on these tokens, bf16 may.
+`tracegen/families.py` defines; fp32 has no ties on these tokens, bf16 may.
 """
 
 from __future__ import annotations
@@ -215,6 +215,7 @@ CLAUSES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_a_family_keeps_every_clause(name: str, subtests: pytest.Subtests) -> None:
     for dtype, clause in product(DTYPES, CLAUSES):

@@ -125,6 +125,7 @@ def kill_while_recording(path: Path, requests: int, rng: np.random.Generator) ->
     return int(reported[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kills", "requests"), ((1, 60), pytest.param(10, 400, marks=pytest.mark.long)))
 def test_kills_lose_no_committed_row(kills, requests, tmp_path):
     rng = np.random.Generator(np.random.PCG64(2024))
@@ -143,6 +144,7 @@ def test_kills_lose_no_committed_row(kills, requests, tmp_path):
 # Damaged files
 
 
+@pytest.mark.slow
 def test_one_flipped_bit_in_any_file_is_detected(store):
     """A bit in each of the 42 files: 4 shards of 6 arrays, 5 arrays of one file, 13 zarr.json."""
     rng = np.random.Generator(np.random.PCG64(7))
@@ -345,6 +347,7 @@ def fail_from(monkeypatch, call: int) -> None:
     monkeypatch.setattr(LocalStore, "set", refuse)
 
 
+@pytest.mark.slow
 @every("call", [40, 47, 60, 80], apart=True)
 def test_a_full_disk_keeps_committed_rows_and_a_rerun_completes(pristine, tmp_path, monkeypatch, call):
     fail_from(monkeypatch, call)

@@ -78,6 +78,7 @@ def of_the_harness(loaded: Loaded, name: str, **asked: Any) -> Any:
     return evaluate(plain, tasks=[f"{name}.yaml"], bootstrap_iters=0, task_manager=known_tasks(), **seeds, **asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_the_unmodified_model_is_lm_evaluation_harness_on_the_plain_model(miniature, name: str) -> None:
     theirs = of_the_harness(miniature[0], name)
@@ -95,6 +96,7 @@ def test_the_unmodified_model_is_lm_evaluation_harness_on_the_plain_model(miniat
             assert mine[0].value == pytest.approx(-likelihood / words, rel=1e-5) and mine[0].weight == words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "shots", "chat"), (("next_word", 2, False), ("answer", 1, True)))
 def test_examples_before_a_question_and_chat_templates_are_the_harness_s(miniature, name: str, shots, chat) -> None:
     loaded, modules = miniature
@@ -127,6 +129,7 @@ def test_batched_is_one_by_one_under_policies(miniature, name: str) -> None:
     assert first.totals["misses"] == second.totals["misses"] and first.totals["time_ns"] == second.totals["time_ns"]
 
 
+@pytest.mark.slow
 def test_policies_that_change_nothing_answer_as_the_unmodified_model(miniature) -> None:
     asked = task("answer", limit=2)
     assert asked.answers(session(miniature, eviction="least_stale")) == asked.answers(session(miniature))

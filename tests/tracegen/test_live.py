@@ -52,6 +52,7 @@ def _parts(ids: Sequence[int]) -> list[Sequence[int]]:
     return [ids[:6], *([token] for token in ids[6:])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_policies_that_change_nothing_leave_every_bit_of_the_model_alone(family: str) -> None:
     for dtype, every_setting in zip(DTYPES, (UNCHANGING, UNCHANGING[1:2]), strict=True):
@@ -145,6 +146,7 @@ def total(ran: Live) -> Score:
 OTHERS = ("deepseek_v3", "gpt_oss", "qwen3_moe")
 
 
+@pytest.mark.slow
 @every("family, settings", [*product(["olmoe"], CHANGING), *zip(OTHERS * 2, CHANGING, strict=True)])
 def test_the_model_runs_what_the_policies_decided(family: str, settings: dict[str, Any]) -> None:
     ran = live(family, **settings)
@@ -162,6 +164,7 @@ def test_a_routing_policy_that_drops_without_saying_so_is_refused(monkeypatch: p
         live("olmoe", routing="prune:keep=1")
 
 
+@pytest.mark.slow
 def test_rounded_experts_change_the_output_and_the_finest_do_so_least() -> None:
     scores = [total(live("olmoe", quality=True, miss=f"fetch:bits={bits}")) for bits in (32, 8, 4, 2)]
     assert scores[0].kl == 0

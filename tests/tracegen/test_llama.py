@@ -19,9 +19,8 @@ from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import MINIATURE
 from moereplay.tracegen.llama import binding, process
 from moereplay.tracegen.llama.child import nll, pick
-from moereplay.tracegen.llama.file import is_named, opened, rule_of
 from moereplay.tracegen.llama.process import Engine
-from moereplay.tracegen.llama.record import Way, loaded, record
+from moereplay.tracegen.llama.record import Way, is_named, loaded, opened, record, rule_of
 from moereplay.tracegen.plan import Decoding, Plan
 from moereplay.tracegen.prompts import Prompts
 from moereplay.tracegen.record import record as record_in_torch
@@ -90,6 +89,7 @@ def agree(mine: Trace, theirs: Trace) -> None:
 # -- the same as transformers
 
 
+@pytest.mark.slow
 @every("family", tuple(ARCHITECTURES), apart=True)
 def test_four_architectures_route_as_in_transformers(family, library, tmp_path):
     """Softmax, renormalised softmax, softmax of the chosen with biases and windows, sigmoid with a bias and groups."""
@@ -99,6 +99,7 @@ def test_four_architectures_route_as_in_transformers(family, library, tmp_path):
     assert (mine.router_bias is not None) == (family == "glm4_moe")
 
 
+@pytest.mark.slow
 def test_the_miniature_routes_as_in_transformers(library, tmp_path):
     """The last 12 tokens go one by one. Prompts are tokenised as in transformers."""
     model = load("miniature", dtype="float32", device="cpu")
@@ -129,6 +130,7 @@ def test_quantised_experts_are_recorded_as_they_run(kind, library, tmp_path):
 # -- nothing recorded is lost
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_requests_that_resume_to_the_undisturbed_trace(tiny, library, tmp_path):
     out = tmp_path / "killed.zarr"
     with Engine(library) as engine:

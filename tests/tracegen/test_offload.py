@@ -17,12 +17,11 @@ from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.compiled.engine import Stepper
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.reference.engine import Engine
-from moereplay.tracegen.offload.arena import Copies
 from moereplay.tracegen.offload.bench import Bench, Ran, check_measurable, replayed
 from moereplay.tracegen.offload.compute import Layers, layout_of, shape_of
 from moereplay.tracegen.offload.memory import Marks, contents, marks_of, page_marks
 from moereplay.tracegen.offload.part import tokens_of
-from moereplay.tracegen.offload.slow_tier import Disk, Memory, Throttled, experts_file
+from moereplay.tracegen.offload.slow_tier import Copies, Disk, Memory, Throttled, experts_file
 from moereplay.tracegen.offload.study import agreement, figures
 from moereplay.traces.geometry import known
 from tests.kit import offloading

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from moereplay.simulator.reference.machine import COMPUTE
-from moereplay.tracegen.offload.compute import Layers, layout_of
-from moereplay.tracegen.offload.graphs import Graphs, Work, captures
+from moereplay.tracegen.offload.compute import Graphs, Layers, Work, captures, layout_of
 from moereplay.tracegen.offload.machine import RealClock, Worker
 from moereplay.tracegen.offload.memory import contents, marks_of
 from moereplay.tracegen.offload.slow_tier import copier

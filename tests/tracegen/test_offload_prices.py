@@ -11,9 +11,9 @@ from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.platform import Measured
 from moereplay.simulator.platforms import platform
 from moereplay.tracegen.offload import calibration
+from moereplay.tracegen.offload.calibration import Figure, fit, trimmed_mean
 from moereplay.tracegen.offload.compute import as_weights, layout_of, shape_of
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
-from moereplay.tracegen.offload.fit import Figure, fit, trimmed_mean
 from moereplay.tracegen.offload.memory import BITS_PER_WEIGHT, WEIGHT, marks_of
 from moereplay.tracegen.offload.slow_tier import Disk, Memory, Throttled
 from moereplay.tracegen.offload.study import Cell, Plan, measure

@@ -100,6 +100,7 @@ def counts(tally: Tally) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return exact(tally.totals), [exact(row) for row in tally.requests]
 
 
+@pytest.mark.slow
 @every("family, settings", [*product(["olmoe"], CHANGING), ("deepseek_v3", CHANGING[0]), ("gpt_oss", CHANGING[3])])
 def test_texts_read_together_are_read_as_alone(family: str, settings: dict[str, Any]) -> None:
     alone, apart, rows = read(family, plan(family, **settings), compare=True)
@@ -115,6 +116,7 @@ def test_texts_read_together_are_read_as_alone(family: str, settings: dict[str, 
 UNPADDED = ("deepseek_v32", "minimax")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_is_scored_by_what_the_model_says_of_its_tokens_and_padding_changes_none(family: str) -> None:
     """A model in which it would reads one by one, and this is said."""
@@ -133,6 +135,7 @@ def test_policies_that_leave_the_output_alone_leave_every_bit_of_it_alone() -> N
     assert [text.logprob for text in under] == [text.logprob for text in unmodified]
 
 
+@pytest.mark.slow
 @every("settings", CHANGING)
 def test_a_cache_that_goes_on_is_that_of_a_live_run(settings: dict[str, Any]) -> None:
     """The same texts, without their last tokens, through `tracegen.live`: the same counters, choices, logits."""

@@ -1,10 +1,7 @@
-"""One contract for every quantiser: what is stored comes back, the same every time, and nearer with more bits."""
+"""Our quantiser and the registry: what is stored comes back, and names lead to quantisers or say what is missing."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,46 +12,13 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from moereplay.analysis.forecast_fit import output_error
-from moereplay.tracegen import precision
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.precision import BEST, CHOOSING, DEFAULT, NAMES, affine, at_width, check_quantiser
+from moereplay.tracegen.precision import BEST, CHOOSING, CONTRIB, DEFAULT, affine, at_width, check_quantiser
 from moereplay.tracegen.precision.contract import Packed, Quantiser, imported, load, quantiser_at, titled
 from moereplay.tracegen.precision.integers import packed, unpacked
-from moereplay.tracegen.precision.torchao_intx import as_theirs
 from tests.kit.every import every
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-#: Whole groups of 64, less than one, a rest behind one, and rows that end within a block of the next.
-SHAPES = ((8, 128), (4, 32), (3, 150), (5, 1), (1, 2))
-FEW = (8, 4, 3, 2)
-#: Of normal weights; about a fifth more than docs/precision.md measured for the worst.
-MOST = {8: 0.012, 4: 0.15, 3: 0.27, 2: 0.62}
-
-
-def named(name: str) -> Quantiser:
-    """The quantiser; without its library the test is skipped."""
-    library = NAMES[name]
-    if library is not None and not find_spec(library):
-        pytest.skip(f"{library} is not installed")
-    return load(name)
-
-
-def needs(library: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not find_spec(library), reason=f"{library} is not installed")
-
-
-def widths(quantiser: Quantiser) -> list[int]:
-    return [bits for bits in FEW if quantiser.widths is None or bits in quantiser.widths]
-
-
-def drawn(shape: tuple[int, int], dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.02).to(dtype)
-
-
-def error(quantiser: Quantiser, weight: Tensor, bits: float) -> float:
-    """Relative."""
-    restored = quantiser.restore(quantiser.pack(weight, bits), torch.float32)
-    return ((restored - weight.float()).norm() / weight.float().norm()).item()
+from tests.kit.installed import Installed
+from tests.kit.quantiser_clauses import CLAUSES, DTYPES, drawn
 
 
 @every("bits", (8, 5, 4, 3, 2))
@@ -72,93 +36,10 @@ def test_the_output_of_an_expert_errs_as_the_share_of_rounded_gate_weight_says(b
     assert output_error(bits, 16) == pytest.approx(float((found - right).norm() / right.norm()), rel=0.15)
 
 
-def test_every_quantiser_is_a_file_listed_by_one_word() -> None:
-    others = {"__init__", "contract", "groups", "integers", "libraries", "registry", "store"}
-    files = {path.stem for path in Path(precision.__file__).parent.glob("*.py")} - others
-    assert files == set(NAMES)
-    assert set(BEST.values()) <= set(NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_quantiser_keeps_every_clause(name: str, subtests: pytest.Subtests) -> None:
-    quantiser = named(name)
-    assert quantiser.name == name
+def test_our_quantiser_keeps_every_clause(subtests: pytest.Subtests) -> None:
     for clause in CLAUSES:
         with subtests.test(clause=clause.__name__):
-            clause(quantiser)
-
-
-def a_weight_comes_back_in_its_shape_and_dtype(quantiser: Quantiser) -> None:
-    for bits, dtype, shape in product(widths(quantiser), DTYPES, SHAPES):
-        weight = drawn(shape, dtype)
-        kept = quantiser.pack(weight, bits)
-        restored = quantiser.restore(kept, dtype)
-        assert (restored.shape, restored.dtype) == (weight.shape, dtype)
-        assert torch.isfinite(restored).all()
-        assert (restored - weight).float().abs().max() <= 2 * weight.float().abs().max()
-        assert (kept.shape, kept.bits) == (shape, bits)
-
-
-def errors_are_small_and_smaller_with_more_bits(quantiser: Quantiser) -> None:
-    for dtype in DTYPES:
-        errors = {bits: error(quantiser, drawn((64, 256), dtype), bits) for bits in widths(quantiser)}
-        assert all(errors[bits] < MOST[bits] for bits in errors), dtype
-        assert list(errors.values()) == sorted(errors.values()), dtype
-
-
-def rows_that_are_no_whole_groups_lose_no_more(quantiser: Quantiser) -> None:
-    # bitsandbytes 0.50.2 restores such rows with other blocks' scales on a CPU, at twice the error
-    for bits, shape in product(widths(quantiser), ((128, 32), (64, 96))):
-        assert error(quantiser, drawn(shape), bits) < MOST[bits]
-
-
-def the_same_weight_gives_the_same_bytes_and_they_the_same_weight(quantiser: Quantiser) -> None:
-    weight = drawn((16, 192), torch.bfloat16)
-    for bits in widths(quantiser):
-        once, again = (quantiser.pack(weight.clone(), bits) for _ in range(2))
-        assert all(torch.equal(once.tensors[each], again.tensors[each]) for each in once.tensors)
-        assert torch.equal(quantiser.restore(once, weight.dtype), quantiser.restore(again, weight.dtype))
-
-
-def what_was_restored_is_stored_as_it_is(quantiser: Quantiser) -> None:
-    # hqq searches anew, 8 bits of bitsandbytes have no -1, and symmetric groups have no value for their largest weight
-    if quantiser.name not in ("affine", "bitsandbytes_fp4", "torchao"):
-        return
-    weight = drawn((16, 192))
-    for bits in widths(quantiser):
-        once = quantiser.restore(quantiser.pack(weight, bits), torch.float32)
-        again = quantiser.restore(quantiser.pack(once, bits), torch.float32)
-        torch.testing.assert_close(again, once, atol=1e-6, rtol=1e-4)
-
-
-def bytes_are_those_of_values_and_scales(quantiser: Quantiser) -> None:
-    weight = drawn((64, 256), torch.bfloat16)
-    for bits in widths(quantiser):
-        kept = quantiser.pack(weight, bits)
-        assert kept.bytes == sum(len(each.view(torch.uint8).numpy().tobytes()) for each in kept.tensors.values())
-        assert bits < kept.bits_per_weight <= bits + 1  # a group of 64 has at most two numbers of 32 bits
-
-
-def a_group_of_equal_weights_stays_what_it_is(quantiser: Quantiser) -> None:
-    if quantiser.name == "torchao_intx":  # which has no offset
-        return
-    weight = torch.full((2, 64), 0.25)
-    for bits in widths(quantiser):
-        torch.testing.assert_close(quantiser.restore(quantiser.pack(weight, bits), torch.float32), weight)
-
-
-CLAUSES = (
-    a_weight_comes_back_in_its_shape_and_dtype,
-    errors_are_small_and_smaller_with_more_bits,
-    rows_that_are_no_whole_groups_lose_no_more,
-    the_same_weight_gives_the_same_bytes_and_they_the_same_weight,
-    what_was_restored_is_stored_as_it_is,
-    bytes_are_those_of_values_and_scales,
-    a_group_of_equal_weights_stays_what_it_is,
-)
-
-
-# ---------------------------------------------------------------- ours
+            clause(load(DEFAULT))
 
 
 @given(st.floats(1, 31), st.integers(1, 200), st.sampled_from(DTYPES), st.integers(0, 1000))
@@ -195,40 +76,6 @@ def test_three_bits_lie_one_behind_the_other_from_the_lowest_on() -> None:
     assert packed(torch.tensor([1, 2, 3]), 3).tolist() == [0b11010001, 0, 0]
 
 
-# ---------------------------------------------------------------- other people's, beside their own kernels
-
-
-@needs("hqq")
-@every("bits", FEW)
-def test_hqq_restores_what_its_own_quantiser_does(bits: int) -> None:
-    library: Any = imported("hqq.core.quantize").Quantizer
-    quantiser, weight = load("hqq"), drawn((64, 256))
-    values, meta = library.quantize(weight, nbits=bits, group_size=64, axis=1, device="cpu")
-    for each in ("scale", "zero"):
-        meta[each] = meta[each].half().float()  # as its layers keep them
-    theirs = library.dequantize(values, meta | {"compute_dtype": torch.float32})
-    assert torch.equal(quantiser.restore(quantiser.pack(weight, bits), torch.float32), theirs)
-
-
-@needs("bitsandbytes")
-@every("name, kind", [("bitsandbytes", "nf4"), ("bitsandbytes_fp4", "fp4")])
-def test_bitsandbytes_multiplies_by_what_is_restored(name: str, kind: str) -> None:
-    library: Any = imported("bitsandbytes")
-    for dtype in DTYPES[:2]:
-        quantiser, weight, state = load(name), drawn((64, 256), dtype), drawn((5, 256), dtype, seed=1)
-        values, kept = library.functional.quantize_4bit(weight, blocksize=64, quant_type=kind)
-        ours = linear(state, quantiser.restore(quantiser.pack(weight, 4), dtype))
-        assert torch.equal(ours, library.matmul_4bit(state, values.t(), kept)), dtype
-
-
-@needs("torchao")
-@every("bits", FEW)
-def test_torchao_multiplies_by_what_is_restored(bits: int) -> None:
-    quantiser, weight, state = load("torchao_intx"), drawn((64, 256)), drawn((5, 256), seed=1)
-    kept = quantiser.pack(weight, bits)
-    assert torch.equal(linear(state, quantiser.restore(kept, torch.float32)), linear(state, as_theirs(kept)))
-
-
 # ---------------------------------------------------------------- names
 
 
@@ -239,32 +86,64 @@ def test_an_unknown_name_gets_the_one_that_is_meant() -> None:
         check_quantiser("zzzzzz")
 
 
-@every("name", ["hqq", "torchao_intx", CHOOSING], apart=True)
-def test_a_library_that_is_missing_is_named_with_what_installs_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "find_spec", lambda library: None)
-    with pytest.raises(RecordError, match=rf"quantiser {name} .* \w+: pip install .*\[quant\]'?, or"):
+@every("name", [*CONTRIB, CHOOSING], apart=True)
+def test_a_quantiser_that_is_not_installed_is_named_with_what_installs_it(name: str, installed: Installed) -> None:
+    with pytest.raises(RecordError, match=rf"quantiser {name} requires .*: pip install .*contrib/quantisers, or"):
         check_quantiser(name)
 
 
 def test_a_library_that_cannot_be_loaded_is_an_error_of_one_line() -> None:
-    with pytest.raises(RecordError, match=r"^no_such_library cannot be imported \(.*\): pip install .*\[quant"):
+    with pytest.raises(RecordError, match=r"^no_such_library cannot be imported \(.*\): install no_such_library again"):
         imported("no_such_library.part")
 
 
-def test_a_width_that_a_quantiser_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "find_spec", lambda library: True)
-    with pytest.raises(RecordError, match="quantiser bitsandbytes has 8, 4 bits, not 3; take affine, or other bits"):
-        quantiser_at("bitsandbytes", 3)
+PLUG_IN = """
+from moereplay.tracegen.precision.affine import pack, restore
+from moereplay.tracegen.precision.contract import Quantiser
+
+QUANTISER = Quantiser("coarse", "affine at 4 bits alone", pack, restore, widths=(4,))
+"""
+
+
+def test_a_quantiser_of_an_installed_package_is_found_by_name_and_titled_by_its_version(installed: Installed) -> None:
+    installed("moereplay.quantisers", {"coarse": "coarse_weights:QUANTISER"}, {"coarse_weights.py": PLUG_IN})
+    check_quantiser("coarse")
+    coarse = quantiser_at("coarse", 4)
+    assert torch.equal(coarse.pack(WEIGHT, 4).tensors["values"], affine.pack(WEIGHT, 4).tensors["values"])
+    assert titled(coarse) == "coarse 1.5"
+    with pytest.raises(RecordError, match="quantiser coarse has 4 bits, not 3; take affine, or other bits"):
+        quantiser_at("coarse", 3)
+    with pytest.raises(RecordError, match=r"did you mean coarse\?"):
+        check_quantiser("corse")
+
+
+@every(
+    "text, reason",
+    [
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("QUANTISER = 3", "expected a Quantiser named 'coarse'"),
+        (PLUG_IN.replace('"coarse"', '"other"'), "expected a Quantiser named 'coarse'"),
+    ],
+    apart=True,
+)
+def test_a_broken_plug_in_is_one_line_that_names_its_distribution(text: str, reason: str, installed: Installed) -> None:
+    installed("moereplay.quantisers", {"coarse": "coarse_weights:QUANTISER"}, {"coarse_weights.py": text})
+    with pytest.raises(RecordError, match=rf"^plug-in coarse of strangers-plugin 1.5 cannot be used: .*{reason}$"):
+        quantiser_at("coarse", 4)
 
 
 def test_the_best_is_a_quantiser_by_width_and_ours_where_none_was_measured() -> None:
     assert {bits: at_width(CHOOSING, bits) for bits in BEST} == dict(BEST)
     assert at_width(CHOOSING, 2.5) == "affine"
     assert at_width("torchao", 2) == "torchao"
+    assert set(BEST.values()) <= {DEFAULT, *CONTRIB}
 
 
 def test_its_title_has_the_version_of_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moereplay.tracegen.precision.contract.version_of", lambda library: "1.2" if library else "")
     nothing: Any = lambda *given: Packed({}, (1, 1), 4)  # noqa: E731
-    assert titled(Quantiser("hqq", "", nothing, nothing, (4,))) == "hqq 1.2"
+    assert titled(Quantiser("hqq", "", nothing, nothing, (4,), library="hqq")) == "hqq 1.2"
     assert titled(Quantiser("affine", "", nothing, nothing, None)) == "affine"
+
+
+WEIGHT = drawn((16, 128))

@@ -71,6 +71,7 @@ def plainly(model: Any, ids: np.ndarray, new: int) -> Any:
 # Rows
 
 
+@pytest.mark.slow
 @every("family", FAMILIES, apart=True)
 def test_rows_are_the_tokens_that_went_through_the_model(family, tmp_path):
     loaded = load(str(checkpoint(tmp_path / family, family)))
@@ -85,6 +86,7 @@ def test_rows_are_the_tokens_that_went_through_the_model(family, tmp_path):
         assert len(request.chosen) == len(ids) + 9 - 1
 
 
+@pytest.mark.slow
 @every("dtype, family", product([torch.float32, torch.bfloat16], FAMILIES), apart=True)
 def test_generate_sees_the_same_bits_recorded_or_not(family, dtype, tmp_path):
     """The logits that every token is chosen from, the first after the prompt included."""
@@ -111,6 +113,7 @@ def test_the_gates_rows_are_the_models_own(loaded, tmp_path):
         assert np.array_equal(np.sort(request.chosen), np.sort(logits.argsort(-1)[..., -4:]))
 
 
+@pytest.mark.slow
 def test_token_ids_are_recorded_as_the_text_that_has_them(tmp_path):
     """The bundled model on its first prompt, and on the ids that its tokenizer gives for it."""
     (text,) = read_prompts([MINIATURE / "prompts.jsonl"]).chosen(limit=1).texts
@@ -222,6 +225,7 @@ def interrupted(out: Path, at: int, error: type[BaseException], run: Callable[..
     return open_trace(partial).requests if partial.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoding", [GREEDY, SAMPLED])
 def test_a_resumed_recording_is_the_undisturbed_one(loaded, tmp_path, decoding, monkeypatch):
     """Sampling included: every request has its own seed."""
@@ -363,6 +367,7 @@ def test_our_own_mistakes_are_not_dressed_up(loaded, tmp_path):
         record(loaded, numbered(3), tmp_path / "a.zarr", Plan())
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_what_is_committed_and_a_rerun_completes(loaded, tmp_path, monkeypatch):
     original, calls = LocalStore.set, iter(range(10**9))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.recorded_drafts import first_layers
 from moereplay.tracegen import record as recording
 from moereplay.tracegen.checkpoint import Loaded, load
 from moereplay.tracegen.decoding import Decoding
@@ -17,6 +16,7 @@ from moereplay.tracegen.record import record, room_of
 from moereplay.tracegen.tokens import Work, encode
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.store import verify
+from studies.recorded_drafts import first_layers
 from tests.kit.every import every
 from tests.kit.tiny_checkpoints import checkpoint
 
@@ -57,6 +57,7 @@ def drafted(request, miniature, small, tmp_path_factory) -> Trace:
     return record(miniature, work_of(miniature), out, plan, drafts=small if request.param == "model" else None)
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_the_plain_recording(plain, drafted):
     """Greedy: verifying drafts changes no token. Numbers differ by rounding, because passes have several rows."""
     verify(drafted)
@@ -69,6 +70,7 @@ def test_tokens_are_those_of_the_plain_recording(plain, drafted):
     assert (drafted.read("chosen") == plain.read("chosen")).mean() > 0.999
 
 
+@pytest.mark.slow
 def test_rejected_rows_are_the_models_own_routing_of_these_tokens(miniature, drafted, tmp_path):
     """Teacher-forced in one pass: the tokens before a pass, and its known token, accepted and rejected drafts."""
     texts, spans, known = [], [], drafted.verified
@@ -96,6 +98,7 @@ def test_rejected_rows_are_the_models_own_routing_of_these_tokens(miniature, dra
             np.testing.assert_allclose(found, rows, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_stopped_recording_goes_on_to_the_same_bytes(miniature, drafted, small, tmp_path, monkeypatch):
     """And refuses to go on with other drafts."""
     is_ngram = "ngram" in drafted.header.provenance.decoding
@@ -120,6 +123,7 @@ def test_a_stopped_recording_goes_on_to_the_same_bytes(miniature, drafted, small
     assert resumed.digest == drafted.digest
 
 
+@pytest.mark.slow
 def test_a_request_may_end_with_its_first_token_or_within_a_draft(miniature, tmp_path):
     """The end token is no row of the trace, so a draft of it counts as rejected, and so does what was drafted after."""
     loaded = load("miniature", dtype="float32")
@@ -135,6 +139,7 @@ def test_a_request_may_end_with_its_first_token_or_within_a_draft(miniature, tmp
         assert found.verified is not None
 
 
+@pytest.mark.slow
 def test_sampled_tokens_may_be_drafted_too(miniature, small, tmp_path):
     plan = Plan(
         decoding=Decoding(max_new_tokens=NEW, temperature=1.0), drafting=Drafting(many=2, model="first"), seed=3

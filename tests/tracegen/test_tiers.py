@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from copy import deepcopy
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +17,13 @@ from moereplay.simulator.config import configure
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live import experts
 from moereplay.tracegen.live.experts import Tiers, tiers_of
-from moereplay.tracegen.live.run import prepare, run
+from moereplay.tracegen.live.run import prepare
 from moereplay.tracegen.precision import affine, contract
 from moereplay.tracegen.precision.contract import Packed, path_of
 from moereplay.tracegen.quality.evaluation import Evaluation
 from tests.kit.live_runs import DTYPES, TO_RUN, live, loaded, modules
 from tests.tracegen.test_evaluation import Likelihood
 
-NEEDS_HQQ = pytest.mark.skipif(not find_spec("hqq"), reason="hqq is not installed")
 #: The second is stored as (in, out), and has biases.
 FAMILIES = ("olmoe", "gpt_oss")
 
@@ -112,25 +110,6 @@ def test_each_tier_of_a_policy_that_mixes_them_computes_with_its_own_bytes(used:
     assert check(used, kept, "olmoe", torch.float32, "cascade:bits=32/4/2") >= {None, 2}
 
 
-@NEEDS_HQQ
-def test_the_same_of_a_quantiser_that_keeps_what_it_packs(used: list[Used]) -> None:
-    assert check(used, "hqq", "olmoe", torch.bfloat16, "lowest_bit:bits=8/3") == {3}
-
-
-@NEEDS_HQQ
-def test_another_process_would_run_from_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = live("olmoe", quality=True, miss="fetch:bits=3", quantiser="hqq")
-
-    def packed_again(*given: object) -> Packed:
-        raise AssertionError("it was packed again")
-
-    found = contract.load("hqq")
-    monkeypatch.setattr(contract, "load", lambda name: replace(found, pack=packed_again))
-    second = live("olmoe", quality=True, miss="fetch:bits=3", quantiser="hqq")
-    assert first.quality == second.quality
-    assert first.stored == second.stored
-
-
 # ---------------------------------------------------------------- what is held, and what is said
 
 
@@ -190,9 +169,6 @@ def test_a_quantiser_is_refused_before_the_model_runs() -> None:
     config = configure(capacity="30%", miss="fetch:bits=3")
     with pytest.raises(RecordError, match=r"unknown quantiser 'afine': did you mean affine\?"):
         prepare(loaded("olmoe"), TO_RUN, config, modules=modules("olmoe"), quantiser="afine")
-    if find_spec("bitsandbytes"):
-        with pytest.raises(RecordError, match="quantiser bitsandbytes has 8, 4 bits, not 3"):
-            run(loaded("olmoe"), TO_RUN, config, modules=modules("olmoe"), quantiser="bitsandbytes")
 
 
 def test_tasks_under_a_quantiser_of_another_version_are_asked_again_and_say_so(

@@ -280,6 +280,7 @@ def test_what_is_not_known_of_a_config_is_said(changed: dict[str, Any], said: st
     assert dict(explained(made)).get("assumed", "") == made.assumed
 
 
+@pytest.mark.slow
 def test_commands_say_what_is_not_known_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "foo").mkdir()
     small = {"model_type": "foo_moe", "num_hidden_layers": 16, "num_experts": 64}

@@ -196,11 +196,10 @@ def test_layers_first_are_refused_in_every_container_of_arrays(tmp_path: Path) -
     np.save(tmp_path / "a.npy", turned)
     np.savez(tmp_path / "a.npz", x=turned)
     np.savez(tmp_path / "v.npz", routed_experts=turned)
-    np.savez(tmp_path / "l.npz", experts=right, meta=json.dumps({"model": "x"}))
     np.save(tmp_path / "r.npy", logits.astype(np.float32))
-    for name in ("a.json", "b.json", "c.json", "a.npy", "a.npz", "v.npz", "l.npz", "r.npy"):
+    for name in ("a.json", "b.json", "c.json", "a.npy", "a.npz", "v.npz", "r.npy"):
         more = {"shape": (LAYERS, K)} if name == "c.json" else {"model": "qwen3-30b-a3b"} if name == "r.npy" else {}
-        order = "tokens,layers,k" if name in ("l.npz", "r.npy") else "layers,tokens,k"
+        order = "tokens,layers,k" if name == "r.npy" else "layers,tokens,k"
         given = sized(**more, geometry=GEOMETRY if name == "r.npy" else None)
         assert f"pass --axes {order}, or" in refusal(tmp_path / name, given), name
         _, requests = imported(tmp_path / name, given.model_copy(update={"axes": order}))

@@ -106,6 +106,7 @@ def test_a_request_without_an_end_is_not_committed(tmp_path: Path) -> None:
 # merge, slice, sample
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(LENGTHS, st.data())
 def test_slices_that_are_merged_are_the_whole(lengths: list[int], data: st.DataObject) -> None:
@@ -127,6 +128,7 @@ def test_slices_that_are_merged_are_the_whole(lengths: list[int], data: st.DataO
         verify(grown)
 
 
+@pytest.mark.slow
 def test_every_array_is_copied_and_the_bias(tmp_path: Path) -> None:
     requests = [everything(tokens, tokens) for tokens in (9, 1, 20, 17, 3)]
     whole = stored(tmp_path / "whole.zarr", requests, HEADER, BIAS)

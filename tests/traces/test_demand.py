@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from shutil import rmtree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.simulator.source import Pass
 from moereplay.traces import demand as demand_module
+from moereplay.traces import derived as sharing
 from moereplay.traces import growing, routers
 from moereplay.traces.demand import Demand, Union, demand_of, next_passes, union_of
+from moereplay.traces.derived import PLACE
 from moereplay.traces.passes import schedule
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
@@ -23,11 +25,11 @@ from moereplay.traces.token_arrays import predicted
 from moereplay.traces.units import NEVER
 from moereplay.traces.writer import write_trace
 from tests.kit.schedules import laid
+from tests.kit.search import searched
 
 LAYERS, EXPERTS, K = 2, 6, 3
 SCHEDULES = ["recorded", "token", "chunk:2", "decode:2", "batch:1", "batch:2", "batch:3"]
 HEADER = Header(geometry=Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(1, 1)), lookahead_depth=1)
-searched = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def request(seed: int, prompt: int, decoded: int, weighted: bool) -> Request:
@@ -92,7 +94,7 @@ def test_weights_become_integers_half_to_even() -> None:
 # ---------------------------------------------------------------- schedules
 
 
-@searched
+@searched(60)
 @given(traces(), st.sampled_from(SCHEDULES))
 def test_a_schedule_has_the_rows_of_plain_loops(trace: Trace, passes: str) -> None:
     plan, rows = schedule(trace, passes), laid(lengths_of(trace), passes)
@@ -127,7 +129,7 @@ def test_one_slot_is_the_schedule_as_recorded() -> None:
 # ---------------------------------------------------------------- vectorised
 
 
-@searched
+@searched(60)
 @given(traces(), st.sampled_from(SCHEDULES))
 def test_the_derived_demand_equals_the_plain_union_of_every_step(trace: Trace, passes: str) -> None:
     demand = demand_of(trace, passes)
@@ -135,7 +137,7 @@ def test_the_derived_demand_equals_the_plain_union_of_every_step(trace: Trace, p
     assert [demand.step(index)._replace(next_use=[]) for index in range(len(plain))] == plain
 
 
-@searched
+@searched(60)
 @given(traces(), st.sampled_from(SCHEDULES))
 def test_the_next_use_is_where_the_expert_is_demanded_again(trace: Trace, passes: str) -> None:
     demand = demand_of(trace, passes)
@@ -201,7 +203,7 @@ def test_the_last_layer_has_no_layer_to_predict() -> None:
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(PLACE, str(tmp_path / "derived"))
     return write_trace(tmp_path / "a.zarr", HEADER, [request(1, 3, 4, weighted=True)])
 
 
@@ -214,11 +216,19 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.npy"))
 
 
-def test_derived_arrays_lie_beside_the_trace_and_are_memory_mapped(stored: Trace, tmp_path: Path) -> None:
+def test_derived_arrays_lie_in_one_place_and_are_memory_mapped(stored: Trace, tmp_path: Path) -> None:
     demand = demand_of(stored, "recorded")
     assert isinstance(demand.expert, np.memmap)
-    assert len(files_of(tmp_path / "a.zarr.derived")) == len(vars(demand))
-    assert not files_of(tmp_path / "cache")
+    assert len(files_of(tmp_path / "derived")) == len(files_of(tmp_path)) == len(vars(demand))
+
+
+def test_without_a_choice_they_lie_in_the_users_cache(
+    stored: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PLACE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert isinstance(demand_of(stored, "recorded").expert, np.memmap)
+    assert files_of(tmp_path / "cache" / "moereplay" / "derived") == files_of(tmp_path)
 
 
 def test_what_was_derived_once_is_not_derived_again(stored: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,34 +251,43 @@ def test_another_trace_of_the_same_name_is_derived_anew(stored: Trace, tmp_path:
 def test_a_damaged_file_is_derived_anew(stored: Trace, tmp_path: Path) -> None:
     for damage in [b"", b"\x93NUMPY\x01", b"not an array at all"]:
         good = {name: np.array(array) for name, array in vars(demand_of(stored, "recorded")).items()}
-        for file in files_of(tmp_path / "a.zarr.derived"):
+        for file in files_of(tmp_path / "derived"):
             file.write_bytes(damage)
         assert_same(demand_of(stored, "recorded"), Demand(**good))
 
 
 def test_a_truncated_file_is_derived_anew(stored: Trace, tmp_path: Path) -> None:
     good = {name: np.array(array) for name, array in vars(demand_of(stored, "recorded")).items()}
-    file = next(file for file in files_of(tmp_path / "a.zarr.derived") if file.stem == "next_use")
+    file = next(file for file in files_of(tmp_path / "derived") if file.stem == "next_use")
     file.write_bytes(file.read_bytes()[:-8])
     assert_same(demand_of(stored, "recorded"), Demand(**good))
 
 
 def test_a_file_of_pickled_objects_is_derived_anew(stored: Trace, tmp_path: Path) -> None:
     good = {name: np.array(array) for name, array in vars(demand_of(stored, "recorded")).items()}
-    np.save(files_of(tmp_path / "a.zarr.derived")[0], np.array([{}], object))
+    np.save(files_of(tmp_path / "derived")[0], np.array([{}], object))
     assert_same(demand_of(stored, "recorded"), Demand(**good))
 
 
-def test_where_the_traces_folder_cannot_be_written_the_users_cache_is_used(stored: Trace, tmp_path: Path) -> None:
-    (tmp_path / "a.zarr.derived").write_text("in the way")
+def test_in_a_read_only_home_they_lie_in_the_temporary_folder(
+    stored: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "cache").write_text("in the way")  # a superuser can write to any folder
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(PLACE)
     assert isinstance(demand_of(stored, "recorded").expert, np.memmap)
-    assert files_of(tmp_path / "cache" / "moereplay")
+    assert files_of(tmp_path / "tmp" / f"moereplay-{os.getuid()}") == files_of(tmp_path)
 
 
-def test_where_nothing_can_be_written_arrays_are_derived_in_memory(stored: Trace, tmp_path: Path) -> None:
-    for blocked in ("a.zarr.derived", "cache"):
-        rmtree(tmp_path / blocked, ignore_errors=True)  # what opening the trace has kept
-        (tmp_path / blocked).write_text("in the way")
+def test_where_nothing_can_be_written_arrays_are_derived_in_memory(
+    stored: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(sharing, "place", nowhere)
     found = demand_of(stored, "recorded")
     assert not isinstance(found.expert, np.memmap)
     assert_same(found, in_memory(stored, "recorded"))
@@ -282,4 +301,4 @@ def test_a_disk_that_fills_up_leaves_no_half_written_folder(
 
     monkeypatch.setattr(growing.InFile, "put", full)
     assert_same(demand_of(stored, "recorded"), in_memory(stored, "recorded"))
-    assert not any((tmp_path / "a.zarr.derived").iterdir())
+    assert not any((tmp_path / "derived" / "moereplay" / "derived").iterdir())

@@ -6,23 +6,27 @@ import gc
 import hashlib
 import json
 import os
+import socket
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from moereplay.simulator.compiled.inputs import inputs_of
 from moereplay.simulator.config import configure
-from moereplay.traces import derived as manifest_module
 from moereplay.traces import derived as sharing
 from moereplay.traces.demand import Demand, demand_of, next_passes
-from moereplay.traces.derived import shared
+from moereplay.traces.derived import MANIFEST, PLACE, shared
+from moereplay.traces.files import SUFFIX, sha256_of
 from moereplay.traces.passes import schedule
-from moereplay.traces.schema import Trace, memory_trace
+from moereplay.traces.schema import Trace, TraceError, memory_trace
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
 from tests.traces.test_demand import HEADER, assert_same, in_memory, request
@@ -32,14 +36,14 @@ SETTLED = 0.03  # seconds: a write within a tick of the clock leaves a file's ti
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(PLACE, str(tmp_path))
     return write_trace(tmp_path / "a.zarr", HEADER, [request(1, 3, 4, weighted=True), request(2, 2, 9, weighted=True)])
 
 
-def beside(trace: Trace) -> Path:
-    """The folder of the demand of one-token passes."""
+def folder_of(trace: Trace, passes: str = "token") -> Path:
+    """The folder of the demand of such passes."""
     assert trace.path is not None
-    (folder,) = trace.path.with_name(f"{trace.path.name}.derived").glob("*-demand-token")
+    (folder,) = (trace.path.parent / "moereplay" / "derived").glob(f"*-demand-{passes}")
     return folder
 
 
@@ -65,19 +69,19 @@ def flip(file: Path, byte: int, bit: int) -> None:
 
 def test_a_flipped_bit_is_noticed_wherever_it_is_and_mended(stored: Trace) -> None:
     derived(stored)
-    pristine = {file.name: file.read_bytes() for file in beside(stored).iterdir()}
-    for number, (file, byte, bit) in enumerate(flips(beside(stored))):
+    pristine = {file.name: file.read_bytes() for file in folder_of(stored).iterdir()}
+    for number, (file, byte, bit) in enumerate(flips(folder_of(stored))):
         if number % 37 == 0:
             flip(file, byte, bit)
             derived(stored)
-            assert {name: (beside(stored) / name).read_bytes() for name in pristine} == pristine, (file, byte, bit)
+            assert {name: (folder_of(stored) / name).read_bytes() for name in pristine} == pristine, (file, byte, bit)
 
 
 def test_a_flip_whose_time_was_set_back_is_noticed(stored: Trace) -> None:
     derived(stored)
     time.sleep(SETTLED)
     derived(stored)
-    file = beside(stored) / "expert.npy"
+    file = folder_of(stored) / "expert.npy"
     before = file.stat()
     flip(file, before.st_size - 4, 1)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -87,10 +91,10 @@ def test_a_flip_whose_time_was_set_back_is_noticed(stored: Trace) -> None:
 
 def test_damage_is_said_in_one_line(stored: Trace, caplog: pytest.LogCaptureFixture) -> None:
     derived(stored)
-    flip(beside(stored) / "expert.npy", 130, 0)
+    flip(folder_of(stored) / "expert.npy", 130, 0)
     derived(stored)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{beside(stored)} is damaged or was modified; deriving it again"
+        f"{folder_of(stored)} is damaged or was modified; deriving it again"
     ]
     derived(stored)
     assert len(caplog.records) == 1
@@ -106,36 +110,61 @@ def test_files_that_are_as_they_were_are_not_read_again(stored: Trace, monkeypat
     assert hashed == []
 
 
-def test_what_others_put_there_is_neither_used_nor_replaced(stored: Trace, tmp_path: Path) -> None:
-    """Here with ids that are none, as in a trace from a stranger; no manifest of ours vouches for them."""
+def test_a_place_that_another_user_owns_is_refused_in_one_line(stored: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     derived(stored)
-    folder, hostile = beside(stored), beside(stored) / "expert.npy"
-    np.save(hostile, np.full_like(np.load(hostile), 30_000))
-    for file in (tmp_path / "cache").rglob("*.json"):
-        file.unlink()
-    manifest_module.KNOWN.clear()
-    assert isinstance(derived(stored).expert, np.memmap)
-    assert (np.load(hostile) == 30_000).all()
-    assert {file.name for file in (tmp_path / "cache").rglob("*.npy")} == {file.name for file in folder.iterdir()}
-    derived(stored)
-
-
-def test_what_is_another_users_is_left_without_a_word(
-    stored: Trace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    derived(stored)
-    before = {file: file.stat() for file in beside(stored).iterdir()}
+    before = {file: file.stat() for file in folder_of(stored).iterdir()}
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-    derived(stored)
-    assert {file: file.stat() for file in beside(stored).iterdir()} == before
-    assert caplog.records == []
+    with pytest.raises(TraceError, match=rf"^invalid {PLACE} '[^\n]*': expected a folder[^\n]*$"):
+        derived(stored)
+    assert {file: file.stat() for file in folder_of(stored).iterdir()} == before
 
 
-def test_a_folder_that_others_may_write_is_not_used(stored: Trace) -> None:
+def test_a_place_that_others_may_write_to_is_emptied_and_closed(stored: Trace, tmp_path: Path) -> None:
+    """Here with ids that are none, and with a manifest that fits: machine code would index by them."""
     derived(stored)
-    beside(stored).chmod(0o777)
+    hostile = folder_of(stored) / "expert.npy"
+    np.save(hostile, np.full_like(np.load(hostile), 30_000))
+    forged = json.loads((folder_of(stored) / MANIFEST).read_text())
+    forged["arrays"]["expert"] |= {"bytes": hostile.stat().st_size, "sha256": sha256_of(hostile)}
+    (folder_of(stored) / MANIFEST).write_text(json.dumps(forged))
+    folder_of(stored).parent.chmod(0o777)
     derived(stored)
-    assert beside(stored).stat().st_mode & 0o777 == 0o700  # made anew
+    assert folder_of(stored).parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_two_processes_that_derive_the_same_leave_one_folder(stored: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one is through while this one still computes."""
+    derive = sharing._write
+
+    def second(folder: Path, *how: Any) -> None:
+        derive(folder, *how)
+        derive(folder, *how)
+
+    monkeypatch.setattr(sharing, "_write", second)
+    assert isinstance(derived(stored).expert, np.memmap)
+    assert list(folder_of(stored).parent.iterdir()) == [folder_of(stored)]
+
+
+def test_what_a_killed_process_left_is_removed(stored: Trace) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    left = sharing.place() / f".demand.{socket.gethostname()}-{ended.pid}-0badcafe{SUFFIX}"
+    left.mkdir()
+    (left / "expert.npy").write_text("half of it")
+    derived(stored)
+    assert list(folder_of(stored).parent.iterdir()) == [folder_of(stored)]
+
+
+def test_what_nobody_used_for_a_month_is_removed(stored: Trace) -> None:
+    derived(stored)
+    old = folder_of(stored)
+    os.utime(old, (0, 0))
+    derived(stored)  # is a use
+    demand_of(stored, "chunk:2")
+    assert old.exists()
+    os.utime(old, (0, 0))
+    demand_of(stored, "batch:2")
+    assert not old.exists()
 
 
 def to_pipe(file: Path) -> None:
@@ -173,40 +202,26 @@ def to_broken_header(file: Path) -> None:
 )
 def test_a_file_that_is_none_of_ours_is_made_anew(stored: Trace, damage: Callable[[Path], None]) -> None:
     derived(stored)
-    damage(beside(stored) / "expert.npy")
+    damage(folder_of(stored) / "expert.npy")
     assert isinstance(derived(stored).expert, np.memmap)
-    assert (beside(stored) / "expert.npy").is_file()
-    assert sorted(beside(stored).parent.iterdir()) == [beside(stored)]
+    assert (folder_of(stored) / "expert.npy").is_file()
+    assert sorted(folder_of(stored).parent.iterdir()) == [folder_of(stored)]
 
 
-def test_a_damaged_manifest_vouches_for_nothing(stored: Trace, tmp_path: Path) -> None:
+def test_a_damaged_manifest_vouches_for_nothing(stored: Trace) -> None:
     derived(stored)
-    manifest_module.KNOWN.clear()
-    (file,) = (tmp_path / "cache").rglob("*.json")
+    file = folder_of(stored) / MANIFEST
     document = json.loads(file.read_text())
-    forged = {"shape": [1 << 40], "sha256": "0" * 64}
-    document["arrays"]["expert"] |= forged
-    for content in (json.dumps(document), "{", "[]", "\xff" * 9, ""):
+    document["arrays"]["expert"]["sha256"] = "0" * 64
+    for content in (json.dumps(document), '{"arrays": {}}', "{", "[]", "\xff" * 9, ""):
         file.write_text(content)
         derived(stored)
+        assert file.read_text() != content
 
 
-def test_manifests_lie_in_a_folder_closed_to_others(stored: Trace, tmp_path: Path) -> None:
+def test_the_place_is_closed_to_others(stored: Trace) -> None:
     derived(stored)
-    (file,) = (tmp_path / "cache").rglob("*.json")
-    assert file.parent.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_folder_of_manifests_that_others_could_write_is_emptied(stored: Trace, tmp_path: Path) -> None:
-    derived(stored)
-    manifests = tmp_path / "cache" / "moereplay" / "derived"
-    (manifests / "forged.json").write_text("{}")
-    manifests.chmod(0o777)
-    manifest_module.KNOWN.clear()
-    derived(stored)
-    assert manifests.stat().st_mode & 0o777 == 0o700
-    assert [file.name for file in manifests.glob("*token*")] != []
-    assert not (manifests / "forged.json").exists()
+    assert folder_of(stored).parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_pass_of_a_next_use_is_the_one_that_holds_it(stored: Trace) -> None:
@@ -271,9 +286,7 @@ def test_arrays_given_in_memory_stay_writable_for_their_owner() -> None:
 @pytest.mark.parametrize("name", ["expert", "next_use", "offsets"])
 def test_a_changed_file_is_noticed_by_the_next_replay(replayed: Trace, name: str) -> None:
     before = {key: array.copy() for key, array in inputs_of(replayed, configure(), NOTHING, NOTHING).items()}
-    assert replayed.path is not None
-    (folder,) = replayed.path.with_name("a.zarr.derived").glob("*-demand-recorded")
-    file = folder / f"{name}.npy"
+    file = folder_of(replayed, "recorded") / f"{name}.npy"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -283,8 +296,7 @@ def test_a_changed_file_is_noticed_by_the_next_replay(replayed: Trace, name: str
 
 def test_files_of_the_same_size_put_in_their_place_are_mapped_anew(replayed: Trace) -> None:
     first = demand_of(replayed, "recorded")
-    assert replayed.path is not None
-    (folder,) = replayed.path.with_name("a.zarr.derived").glob("*-demand-recorded")
+    folder = folder_of(replayed, "recorded")
     other = folder / "expert.new"
     other.write_bytes((folder / "expert.npy").read_bytes())
     other.replace(folder / "expert.npy")

@@ -14,7 +14,7 @@ import pytest
 from moereplay.analysis.inspection import render as inspected
 from moereplay.traces.combine import appended, merged, taken
 from moereplay.traces.drafts import verified_of
-from moereplay.traces.library.publish import publish
+from moereplay.traces.library import publish
 from moereplay.traces.schema import Request, Trace, TraceError, memory_trace
 from moereplay.traces.selection import first_requests, shortened
 from moereplay.traces.store import open_trace, verify
@@ -111,6 +111,7 @@ def test_a_killed_writer_continues_to_the_same_bytes(tmp_path, trace):
 # -- parts and joins
 
 
+@pytest.mark.slow
 def test_parts_keep_their_rows(tmp_path, trace):
     for listed in ([0], [2, 3], [3, 1, 0]):
         part = taken(tmp_path / f"{listed}.zarr", trace, listed, "some")
@@ -126,6 +127,7 @@ def test_a_request_longer_than_a_piece_is_copied_whole(tmp_path, trace, monkeypa
     assert_holds(taken(tmp_path / "b.zarr", trace, [0, 2], "some"), [requests()[0], requests()[2]])
 
 
+@pytest.mark.slow
 def test_joins_keep_the_record_if_all_have_one_and_else_name_it(tmp_path, trace):
     other = write_trace(tmp_path / "b.zarr", HEADER, requests((5, 30)), BIAS)
     both, left_out = merged(tmp_path / "c.zarr", [trace, other])

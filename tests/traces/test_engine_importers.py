@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,28 +287,6 @@ def test_logits_that_say_too_little_or_too_much_are_refused(tmp_path: Path) -> N
     assert "adds a bias that was not recorded" in said(Options(model=known.name, geometry=known.geometry))
 
 
-def test_cecar_logits_are_kept_and_cut_at_the_end_of_the_text(tmp_path: Path) -> None:
-    logits = torch.randn(6, 1, 3, 8).half()
-    logits[:, :, 0] = 0  # dense
-    run = {"type": "full_logits", "logits": logits}
-    document = {
-        "hf_model_id": "nobody/none",
-        "batch_size": 2,
-        "routing_decode": [run],
-        "gen_ids_decode": [torch.arange(6)[None]],
-        "input_ids_prompt": [torch.tensor([[8, 9]])],
-        "eos_pos_in_decode": [3],
-    }
-    torch.save(document, tmp_path / "a.pt")
-    trace, (request,) = imported(tmp_path / "a.pt", MODEL)
-    np.testing.assert_array_equal(trace.read("logits"), logits[:4, 0, 1:].float().numpy())
-    assert request.token_ids is None and trace.tokens == 4
-    assert "layers 0 have only zero logits (dense): left out" in notes_of(tmp_path / "a.pt", MODEL)
-    assert "pass --model NAME" in refusal(tmp_path / "a.pt")
-    torch.save(document | {"eos_pos_in_decode": [6]}, tmp_path / "a.pt")
-    assert "eos_pos_in_decode: expected a step from 0 to 5" in refusal(tmp_path / "a.pt", MODEL)
-
-
 # ---------------------------------------------------------------- rows by sequence before batch
 
 
@@ -319,31 +296,3 @@ def test_texts_that_alternate_are_found() -> None:
         rows = np.stack(texts, 1).reshape(-1, 4, 4)
         assert interleaved(rows) == batch
         assert interleaved(np.random.default_rng(0).permutation(rows)) == 1
-
-
-def test_megatron_rows_become_texts(tmp_path: Path) -> None:
-    texts = [markov(32, layers=2, experts=32, k=4, seed=seed) for seed in range(4)]
-    rows = np.stack(texts, 1).reshape(-1, 2, 4)
-    for layer in range(2):
-        scores = torch.tensor([[0.5, 0.25, 0.125, 0.0625]]).expand(len(rows), 4)
-        own = {"samples": torch.arange(len(rows)), "indices": torch.tensor(rows[:, layer]), "scores": scores}
-        torch.save(own | {"layer": 7 - layer}, tmp_path / f"x{layer}.pt")
-    trace, requests = imported(tmp_path)
-    assert trace.requests == 4 and "rows 4 apart share most experts" in notes_of(tmp_path)
-    for text, request in zip(texts, requests, strict=True):
-        np.testing.assert_array_equal(request.chosen, text[:, ::-1])  # layer 6 comes first
-    assert requests[1].token_ids is not None and requests[1].token_ids.tolist() == list(range(1, 128, 4))
-
-
-def test_a_layer_that_is_a_copy_is_named(tmp_path: Path) -> None:
-    table = (SAMPLES / "dynande.csv").read_text().splitlines(keepends=True)
-    first = [line for line in table if not line.startswith("1,")]
-    for layer in (3, 9):
-        written(tmp_path / f"run_layer{layer}_shard0.csv", "".join(first))
-    trace, _ = imported(tmp_path)
-    assert trace.geometry.layers == 2
-    assert "layer 9 has the rows of layer 3 throughout: a copy" in notes_of(tmp_path)
-    shutil.copy(tmp_path / "run_layer9_shard0.csv", tmp_path / "also_layer9_.csv")
-    assert "both layer 9" in refusal(tmp_path)
-    written(tmp_path / "also_layer9_.csv", "".join(first[:-1])).rename(tmp_path / "run_layer9_shard0.csv")
-    assert "has 5 tokens, 8 experts; run_layer3_shard0.csv has 6, 8" in refusal(tmp_path)

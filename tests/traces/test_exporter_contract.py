@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from moereplay.traces import growing
-from moereplay.traces.exporters import MODULES, NAMES, contract, parquet
+from moereplay.traces.exporters import MODULES, NAMES, contract, rows
 from moereplay.traces.exporters.contract import Exporter, Options, fields_of
 from moereplay.traces.schema import Geometry, Header, Trace, TraceError
 from tests.kit.collecting import case
@@ -51,7 +51,7 @@ def broken(error: type[BaseException]) -> Trace:
 
 def is_a_file_and_a_word(exporter: Exporter, folder: Path) -> None:
     files = {path.stem for path in (ROOT / "traces" / "exporters").glob("*.py")}
-    assert files - {"__init__", "contract"} == {MODULES.get(name, name) for name in NAMES}
+    assert files - {"__init__", "contract"} == set(MODULES.values())
     assert re.sub("[-.]", "_", exporter.name) in NAMES
     assert exporter.needs <= exporter.takes <= Options.model_fields.keys()
 
@@ -147,7 +147,7 @@ def test_memory_does_not_grow_with_the_trace(name: str, tmp_path: Path, monkeypa
     """The format that is left out reads derived arrays, which are mapped."""
     monkeypatch.setattr(growing, "VALUES_AT_ONCE", 1)
     monkeypatch.setattr(growing, "SHARD_TOKENS", 64)
-    monkeypatch.setattr(parquet, "GROUP", 256)
+    monkeypatch.setattr(rows, "GROUP", 256)
     peaks = []
     for tokens in (512, 512, 2_048):
         trace = long_trace(tokens)

@@ -15,15 +15,11 @@ from hypothesis import strategies as st
 
 from moereplay.sweeps.experiment.file import from_yaml
 from moereplay.traces.documents import content
-from moereplay.traces.exporters.hf import card, shards
-from moereplay.traces.exporters.lines import number
-from moereplay.traces.exporters.llama_cpp import arguments
-from moereplay.traces.exporters.parquet import schema_of
-from moereplay.traces.files import bundled
+from moereplay.traces.exporters.engines import arguments
+from moereplay.traces.exporters.rows import card, number, schema_of, shards
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Header, Provenance, Trace, TraceError, memory_trace
 from moereplay.traces.selection import first_requests
-from moereplay.traces.store import open_trace
 from moereplay.traces.summary import uses
 from tests.kit.every import every
 from tests.kit.exporting import exported, same_rows, whole
@@ -58,16 +54,6 @@ def test_a_number_is_written_so_that_the_same_float32_is_read(value: float) -> N
     text = json.dumps(number(value))
     assert np.float32(json.loads(text)).tobytes() == np.float32(value).tobytes()
     assert np.float32(float(text)).tobytes() == np.float32(value).tobytes()
-
-
-def test_the_cache_profile_of_llama_cpp_is_read_by_the_importer_of_its_recorder(tmp_path: Path) -> None:
-    """Positions of a prompt are below 0 there, so that requests begin where they fall back."""
-    trace = first_requests(open_trace(bundled(Path("miniature"))), 3)
-    out, _ = exported(trace, "llama.cpp-profile", tmp_path)
-    foreign, requests = imported(out, Options(geometry=trace.geometry))
-    assert foreign.header.provenance.importer == "llama_positions"
-    assert same_rows(requests, trace, "chosen")
-    assert [request.prompt_length for request in requests] == trace.prompt_lengths.tolist()
 
 
 def test_the_first_requests_alone(tmp_path: Path) -> None:
@@ -118,7 +104,7 @@ def ids():
 
 
 def test_shards_are_of_whole_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moereplay.traces.exporters.hf.SHARD", 10)
+    monkeypatch.setattr("moereplay.traces.exporters.rows.SHARD", 10)
     trace = whole(5, 7)  # requests of 7, 8, 9, 10 and 11 tokens
     assert shards(trace) == [(0, 15), (15, 24), (24, 34), (34, 45)]
 

@@ -101,11 +101,11 @@ def test_an_exported_data_set_without_a_shard_is_refused(tmp_path: Path) -> None
 
 
 def test_a_file_of_a_folder_that_got_another_suffix_is_named_by_the_import(tmp_path: Path) -> None:
-    folder = tmp_path / "layers_npz"
-    shutil.copytree(SAMPLES / "layers_npz", folder)
+    folder = tmp_path / "gptoss_json"
+    shutil.copytree(SAMPLES / "gptoss_json", folder)
     last = sorted(folder.iterdir())[-1]
-    last.rename(folder / "last.npz.bak")
-    assert "not read: last.npz.bak" in importers.read(folder, SIZED).notes
+    last.rename(folder / "last.json.bak")
+    assert "not read: last.json.bak" in importers.read(folder, SIZED).notes
 
 
 def test_counts_of_ranks_name_the_rank_that_is_missing(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def test_toml_that_no_stack_or_integer_holds_is_refused() -> None:
         assert "nested deeper than 64 levels" in said or "an integer of more than 300 digits" in said
 
 
+@pytest.mark.slow
 def test_hostile_yaml_is_refused_with_its_fault(tmp_path: Path) -> None:
     for name, why in [
         ("numeric_setting", "the key 1 "),

@@ -149,6 +149,7 @@ def test_what_the_writer_refuses_is_told_with_the_file(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- options
 
 
+@pytest.mark.slow
 def test_bits_that_are_no_precision_are_refused_in_our_words(tmp_path: Path) -> None:
     for bits in ["inf", "-inf", "nan", "0", "-4", "1e300", "1e-9"]:
         for verb in ["import", "synthesise"]:
@@ -174,13 +175,13 @@ def test_bytes_that_no_sum_can_hold_are_refused(tmp_path: Path) -> None:
 
 def test_counts_out_of_range_are_refused_by_their_option(tmp_path: Path) -> None:
     for option in ["--chunk=0", "--prompt-length=-1", "--limit=0", "--chunk=x"]:
-        said = run("import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", option, "--out", str(tmp_path / "a.zarr"))
+        said = run("import", str(SAMPLES / "gptoss_npz"), "--expert-bytes=9", option, "--out", str(tmp_path / "a.zarr"))
         assert option.partition("=")[0] in said
 
 
 @every("option", ["--chunk", "--prompt-length", "--limit"], apart=True)
 def test_a_count_beyond_every_file_means_all_of_it(tmp_path: Path, option: str) -> None:
-    command = ["import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", "--out", str(tmp_path / "a.zarr")]
+    command = ["import", str(SAMPLES / "gptoss_npz"), "--expert-bytes=9", "--out", str(tmp_path / "a.zarr")]
     assert CliRunner().invoke(entry.application(), [*command, option, str(10**30)]).exit_code == 0
 
 

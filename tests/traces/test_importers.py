@@ -14,11 +14,6 @@ from moereplay.traces.schema import Geometry
 from tests.kit.importing import DATA, imported, on_real_data, refusal, written
 
 
-def layers_file(path: Path, experts: np.ndarray, **meta: object) -> Path:
-    np.savez(path, experts=experts, meta=json.dumps(meta))
-    return path
-
-
 def gptoss_file(path: Path, offsets: list[int], rows: int = 5) -> Path:
     ids = np.tile(np.array([[3, 1], [0, 2]], np.uint8), (rows, 1, 1))
     np.savez(path, ids=ids, probs=np.full(ids.shape, 0.5, np.float16), offsets=np.array(offsets))
@@ -85,9 +80,8 @@ def test_a_torch_file_is_refused_by_name_and_by_content(tmp_path: Path) -> None:
 
 def test_without_sizes_the_nearest_model_is_named(tmp_path: Path) -> None:
     # 24 layers, 4 of 32: the shape of gpt-oss-20b
-    experts = np.tile(np.array([31, 0, 1, 2], np.int16), (24, 3, 1))
-    path = layers_file(tmp_path / "a.npz", experts, num_experts=32)
-    assert "gpt-oss-20b" in refusal(path, Options())
+    np.save(tmp_path / "a.npy", np.tile(np.array([31, 0, 1, 2], np.int16), (3, 24, 1)))
+    assert "gpt-oss-20b" in refusal(tmp_path / "a.npy", Options())
 
 
 def test_a_model_of_unknown_sizes_can_be_named(tmp_path: Path) -> None:
@@ -99,10 +93,10 @@ def test_a_model_of_unknown_sizes_can_be_named(tmp_path: Path) -> None:
 
 
 def test_a_model_that_contradicts_the_file_is_refused_with_both_named(tmp_path: Path) -> None:
-    path = layers_file(tmp_path / "a.npz", np.zeros((2, 3, 1), np.int16), num_experts=4)
+    np.save(tmp_path / "a.npy", np.array([[[0], [3]]] * 3))
     olmoe = Options(model="olmoe-1b-7b", geometry=known_models()["olmoe-1b-7b"].geometry)
-    message = refusal(path, olmoe)
-    assert "2 layers, 1 of 4 experts" in message
+    message = refusal(tmp_path / "a.npy", olmoe)
+    assert "2 layers, 1 of at least 4 experts" in message
     assert "olmoe-1b-7b has 16 layers, 8 of 64" in message
 
 
@@ -170,54 +164,6 @@ def test_an_irregular_json_run_is_refused(tmp_path: Path) -> None:
         assert "router_data" in refusal(written(tmp_path / "run.json", f'{{"router_data": {entries}}}'))
 
 
-# ---------------------------------------------------------------- streams, layer first
-
-
-def stream(chunks: int, length: int, seed: int = 1) -> np.ndarray:
-    """(L, T, k) rows whose experts drift slowly, from a fresh start at every chunk."""
-    random = np.random.Generator(np.random.PCG64(seed))
-    ids = np.empty((4, chunks * length, 2), np.int16)
-    for token in range(chunks * length):
-        for layer in range(4):
-            keep = token % length and random.random() < 0.8
-            ids[layer, token] = ids[layer, token - 1] if keep else random.choice(32, 2, replace=False)
-    return ids
-
-
-def test_streams_are_split_where_the_context_was_cleared(tmp_path: Path) -> None:
-    path = layers_file(tmp_path / "a.npz", stream(chunks=9, length=50), num_experts=32)
-    trace, _ = imported(path)
-    assert np.diff(trace.request_offsets).tolist() == [50] * 9
-    assert trace.prompt_lengths.tolist() == [50] * 9
-
-
-def test_a_stream_without_resets_stays_whole(tmp_path: Path) -> None:
-    trace, _ = imported(layers_file(tmp_path / "a.npz", stream(chunks=1, length=450), num_experts=32))
-    assert trace.requests == 1
-    assert any("no context resets" in note for note in trace.header.provenance.notes)
-
-
-def test_the_chunk_told_wins_over_the_chunk_in_meta(tmp_path: Path) -> None:
-    path = layers_file(tmp_path / "a.npz", stream(1, 10), num_experts=32, chunk=4)
-    assert np.diff(imported(path)[0].request_offsets).tolist() == [4, 4, 2]
-    told = Options(expert_bytes=1, chunk=6, prompt_length=5)
-    trace, _ = imported(path, told)
-    assert np.diff(trace.request_offsets).tolist() == [6, 4]
-    assert trace.prompt_lengths.tolist() == [5, 4]  # a request shorter than the prompt is all prompt
-
-
-def test_streams_of_another_shape_in_the_folder_are_refused(tmp_path: Path) -> None:
-    layers_file(tmp_path / "a.npz", np.zeros((1, 3, 1), np.int16), num_experts=4)
-    layers_file(tmp_path / "b.npz", np.zeros((2, 3, 1), np.int16), num_experts=4)
-    assert "expected (1, 1), as in a.npz" in refusal(tmp_path)
-
-
-def test_meta_that_contradicts_the_rows_is_refused(tmp_path: Path) -> None:
-    for meta in [{"k": 3}, {"n_moe_layers": 9}, {"num_experts": "many"}]:
-        path = layers_file(tmp_path / "a.npz", np.zeros((1, 3, 1), np.int16), **meta)
-        assert next(iter(meta)) in refusal(path)
-
-
 # ---------------------------------------------------------------- the real files
 
 
@@ -242,14 +188,6 @@ def test_the_published_json_gives_the_rows_of_its_run_in_the_npz() -> None:
     assert published.weights is not None
     assert packed.weights is not None
     assert np.array_equal(published.weights.astype(np.float16), packed.weights)
-
-
-@on_real_data
-def test_the_real_qwen3_streams_are_split_every_512_tokens() -> None:
-    trace, _ = imported(DATA / "qwen3-30b-a3b")
-    # 8000 tokens per domain are 15 chunks of 512 and one of 320
-    assert np.diff(trace.request_offsets).tolist() == ([512] * 15 + [320]) * 4
-    assert (trace.geometry.layers, trace.geometry.experts, trace.geometry.k) == (48, 128, 8)
 
 
 @on_real_data

@@ -64,6 +64,7 @@ def wait_for_a_commit(out: Path, process: subprocess.Popen[bytes], more_than: in
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", (1, pytest.param(10, marks=pytest.mark.long)))
 def test_kills_lose_nothing(kills, tmp_path):
     out, seed, kept = tmp_path / "gptoss.zarr", random.Random(8), np.empty((0, 24, 4), np.int16)
@@ -132,6 +133,7 @@ def killed(after: float, *arguments: object) -> bool:
         return process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", (1, pytest.param(10, marks=pytest.mark.long)))
 def test_an_append_that_is_killed_leaves_the_old_trace_or_the_new(kills: int, tmp_path: Path) -> None:
     ours, more, draw = long_one(tmp_path / "ours.zarr", 0), long_one(tmp_path / "more.zarr", 50), random.Random(kills)
@@ -155,6 +157,7 @@ def test_an_append_that_is_killed_leaves_the_old_trace_or_the_new(kills: int, tm
     verify(open_trace(grown))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", (1, pytest.param(10, marks=pytest.mark.long)))
 def test_a_merge_that_is_killed_is_resumed(kills: int, tmp_path: Path) -> None:
     sources = [long_one(tmp_path / f"{name}.zarr", seed) for name, seed in (("a", 0), ("b", 50))]

@@ -19,8 +19,7 @@ import pytest
 
 from moereplay.sweeps.clusters import pack
 from moereplay.traces.files import bundled, write_whole
-from moereplay.traces.library.index import library_of
-from moereplay.traces.library.publish import fetch, publish
+from moereplay.traces.library import fetch, library_of, publish
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.stored import Column
@@ -53,7 +52,7 @@ def library(published: Path, tmp_path: Path) -> Path:
 def test_what_is_fetched_is_what_was_published_without_the_prompts(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moereplay.traces.library.publish.BLOCK", 1000)  # many files have more than one block
+    monkeypatch.setattr("moereplay.traces.library.BLOCK", 1000)  # many files have more than one block
     trace, original = fetch(library_of(str(library)), "mini", tmp_path / "a.zarr"), open_trace(SAMPLE)
     verify(trace)
     assert set(original.arrays) - set(trace.arrays) == {"token_ids"}
@@ -131,6 +130,7 @@ def hub(*commands: list[str], at: str, folder: Path) -> list[tuple[int, str, str
     return json.loads(ended.stdout)
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     with hub_of(library) as at:
@@ -267,6 +267,7 @@ def _publish(out: Path, name: str) -> None:
     publish(open_trace(SAMPLE), out, name, "MIT")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", (3, pytest.param(8, marks=pytest.mark.long)))
 def test_a_killed_publication_is_completed_by_the_same_call(kills: int, tmp_path: Path) -> None:
     """Wherever it was killed: while rows are written, before the index, before the card."""
@@ -301,7 +302,7 @@ def test_a_publication_that_a_full_disk_ended_is_completed_by_the_same_call(
         if step == "rows":
             patched.setattr(Column, "write", refuses)
         else:
-            patched.setattr("moereplay.traces.library.publish.write_whole", full)
+            patched.setattr("moereplay.traces.library.write_whole", full)
         with pytest.raises(TraceError, match="No space left on device") as refused:
             _publish(tmp_path / "lib", "x")
     assert "--resume" not in str(refused.value)
@@ -343,6 +344,7 @@ def test_killed_while_publishing_the_library_stays_readable(kills: int, library:
     _publish(library, "last")
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_of_what_a_verb_has_created(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

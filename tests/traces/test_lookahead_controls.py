@@ -42,6 +42,7 @@ def test_shuffling_experts_keeps_each_tokens_scores_and_forgets_whose_they_are()
     assert np.mean(plain.order[:, :2, 0] == shuffled.order[:, :2, 0]) == pytest.approx(1 / 6, abs=0.04)
 
 
+@pytest.mark.slow
 @every(
     "prefetch, control",
     product(["top_k", "score", "side_buffer", "confident:after_miss=false"], ["shuffled_tokens", "shuffled_experts"]),

@@ -106,6 +106,7 @@ BODIES = [b"", b"<html>log in</html>", GOOD[:-9], b"9" * 5000, b"[" * 9000, b"{}
 BODIES += [b"5\r\nab", b"f" * 19 + b"\r\nx", b"GGUF", HEADER[:60], b"x" * 70_000]
 
 
+@pytest.mark.slow
 @given(
     status=st.sampled_from(STATUSES),
     lines=st.lists(st.sampled_from(LINES), max_size=2),

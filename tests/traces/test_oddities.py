@@ -10,7 +10,6 @@ import pytest
 from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 from moereplay.traces.validator import examine
 from tests.kit.command import moereplay_here
-from tests.kit.every import every
 from tests.kit.routed import EXPERTS, LAYERS, K, drifting, finding, header, trace_of, wide
 
 WIDE, TOKENS = 3, 60  #: experts of a row at most
@@ -42,7 +41,7 @@ def test_rows_are_compared_across_the_blocks_that_they_are_read_in(monkeypatch: 
     rows[90:180] = rows[90]
     rows[200:240] = -1
     whole = examine(wide(rows))
-    monkeypatch.setattr("moereplay.traces.oddities.BLOCK", 7 * LAYERS * K)
+    monkeypatch.setattr("moereplay.traces.validator.BLOCK", 7 * LAYERS * K)
     assert examine(wide(rows)) == whole
 
 
@@ -220,21 +219,6 @@ def test_weights_of_any_scale_are_fine() -> None:
     for scale in (0.001, 2.5, 16.0):
         weights = np.random.default_rng(0).uniform(0.1, 0.9, (TOKENS, LAYERS, WIDE)).astype(np.float32) * scale
         assert finding(wide_trace(rows_of(3), weights=weights.astype(np.float32)), "sums of weights").level == "ok"
-
-
-@every("score", ("65536", "1"), apart=True)
-def test_an_import_says_that_one_score_too_many_made_k(tmp_path: Path, score: str) -> None:
-    lines = (SAMPLES / "dynande.csv").read_text().splitlines()
-    cells = lines[3].split(",")
-    cells[2 + cells[2:].index("0.0")] = score
-    file = tmp_path / "scores.csv"
-    file.write_text("\n".join([*lines[:3], ",".join(cells), *lines[4:], ""]))
-    done = moereplay_here("import", file, "--out", tmp_path / "a.zarr", *IMPORT)
-    assert done.returncode == 0
-    assert "1 of 6 rows of layer 0 have more than 2 experts" in done.stdout + done.stderr
-    assert ("sum to 65,536" in done.stdout + done.stderr) == (score == "65536")
-    sound = moereplay_here("import", SAMPLES / "dynande.csv", "--out", tmp_path / "b.zarr", *IMPORT)
-    assert "experts per row" not in sound.stdout + sound.stderr
 
 
 def test_an_import_says_how_many_rows_have_fewer_experts(tmp_path: Path) -> None:

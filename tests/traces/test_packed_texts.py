@@ -54,6 +54,7 @@ def bomb(file: Path, piece: bytes, pieces: int) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", PACKERS)
 def test_a_bomb_is_refused_after_a_few_bytes(
     suffix: str, tmp_path: Path, read_bytes: list[int], monkeypatch: pytest.MonkeyPatch

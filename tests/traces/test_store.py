@@ -223,6 +223,7 @@ print("zarr" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_known_trace_is_opened_without_zarr(tmp_path):
     """Which takes as long to import as a short replay."""
     write_trace(tmp_path / "a.zarr", HEADER, [everything(3), everything(4, seed=1)])
@@ -235,6 +236,7 @@ def test_a_known_trace_is_opened_without_zarr(tmp_path):
     assert [said(), said()] == [["True", "True"], ["False", "True"]]
 
 
+@pytest.mark.slow
 @every("name", ["request_offsets", "prompt_lengths", "router_bias"], apart=True)
 def test_a_known_trace_whose_small_arrays_are_damaged_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,40 +13,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.traces import stored
-from moereplay.traces.importers import cache_lab, table, text
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers import rows as table_rows
-from moereplay.traces.importers.by_request import (
-    Ends,
-    Joined,
-    Restarts,
-    by_pass,
-    by_request,
-    in_groups,
-    restarts,
-    tokens_of,
-)
+from moereplay.traces.importers import table, text
+from moereplay.traces.importers.by_request import Ends, Restarts, by_request, restarts
 from moereplay.traces.schema import Geometry, Header, Request, TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import write_trace
 from tests.kit.collecting import case
+from tests.kit.importer_formulas import Sample
 from tests.kit.importer_samples import ALL
 from tests.kit.importing import SIZED, imported
-from tests.kit.long_files import LAYERS, MANY, ONE, TOKENS, written
+from tests.kit.long_files import MANY, TOKENS, Lines, written
 
 TEXTS = [sample for sample in ALL if sample.path.is_file() and sample.path.suffix not in (".pt", ".npy", ".bin")]
 FEW, MANY_MORE = 20, 70  #: requests of a short and of a long file, with 96 rows each
 OF_REQUEST = 1_000  #: bytes that may be kept of a request: where it ends, its name and its place in each layer
-#: Bytes that are held of a row of the one request of a file; as Python's lists it took four times as much.
-OF_ROW = {"one_ranks.csv": 140, "lab.jsonl": 100, "steps.jsonl": 40}
 
 
 def in_pieces(monkeypatch: pytest.MonkeyPatch, characters: int, rows: int) -> None:
     """Let files be read so much at a time, and again instead of being kept."""
     monkeypatch.setattr(text, "PIECE", characters)
     monkeypatch.setattr(table_rows, "KEPT", 0)
-    for module in (table, cache_lab):
-        monkeypatch.setattr(module, "ROWS", rows)
+    monkeypatch.setattr(table, "ROWS", rows)
 
 
 def peak(path: Path) -> int:
@@ -61,15 +50,16 @@ def peak(path: Path) -> int:
         tracemalloc.stop()
 
 
-def growth(folder: Path, name: str) -> float:
+def growth(folder: Path, name: str, files: dict[str, Callable[[int], Lines]] = MANY) -> float:
     """Bytes of memory for each request by which a file is longer."""
-    short, long = (written(folder, name, count) for count in (FEW, MANY_MORE))
+    short, long = (written(folder, name, count, files) for count in (FEW, MANY_MORE))
     peak(long)  # what is loaded once
     # The lesser of two: a thread of the runner may take memory of its own meanwhile.
     most, least = (min(peak(path), peak(path)) for path in (long, short))
     return (most - least) / (MANY_MORE - FEW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=pytest.mark.long) if at else each for at, each in enumerate(MANY)]
 )
@@ -80,29 +70,27 @@ def test_memory_does_not_grow_with_the_requests_of_a_file(
     assert growth(tmp_path, name) < OF_REQUEST
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ONE)
-def test_of_a_file_that_is_one_request_its_numbers_alone_are_held(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_pieces(monkeypatch, 1 << 12, 64)
-    assert growth(tmp_path, name) < OF_ROW[name] * TOKENS * LAYERS
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
 def test_a_file_is_read_as_its_requests_are_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_read_as_its_requests_are_taken(name, MANY, tmp_path, monkeypatch)
+
+
+def is_read_as_its_requests_are_taken(
+    name: str, files: dict[str, Callable[[int], Lines]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request comes before the rest is read, few rows are read once, and a file that changes is refused."""
     with monkeypatch.context() as patch:
         in_pieces(patch, 1 << 10, 16)
-        comes_before_the_rest_is_read(written(tmp_path, name, FEW), patch)
+        comes_before_the_rest_is_read(written(folder, name, FEW, files), patch)
         if name != "marked.log":
-            path, other = written(tmp_path, name, FEW), written(tmp_path, name, FEW + 1)
+            path, other = written(folder, name, FEW, files), written(folder, name, FEW + 1, files)
             requests = importers.read(path, SIZED).requests
             path.write_bytes(other.read_bytes())
             with pytest.raises(TraceError, match="changed while it was read"):
                 list(requests)
     if name not in ("marked.log", "route.csv"):
-        path = written(tmp_path, name, 2)
+        path = written(folder, name, 2, files)
         requests = importers.read(path, SIZED).requests
         path.write_text("overwritten")
         assert [len(request.chosen) for request in requests] == [TOKENS, TOKENS]
@@ -138,11 +126,16 @@ def comes_before_the_rest_is_read(path: Path, patch: pytest.MonkeyPatch) -> None
     patch.setattr(text, "pieces", pieces)
 
 
+@pytest.mark.slow
 def test_a_trace_does_not_depend_on_the_pieces_in_which_its_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = {sample.name: imported(sample.path, sample.options)[0].digest for sample in TEXTS}
+    does_not_depend_on_pieces(TEXTS, monkeypatch)
+
+
+def does_not_depend_on_pieces(samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {sample.name: imported(sample.path, sample.options)[0].digest for sample in samples}
     for pieces in ((7, 1), (300, 5)):
         in_pieces(monkeypatch, *pieces)
-        for sample in TEXTS:
+        for sample in samples:
             with case(sample.name, pieces):
                 assert imported(sample.path, sample.options)[0].digest == whole[sample.name]
 
@@ -175,25 +168,6 @@ def test_requests_restart_at_the_same_rows_in_pieces(
     begun, pieces = Restarts(repeats), data.draw(cut(len(rows)))
     found = np.concatenate([begun.add(token[part], stream[part]) for part in pieces])
     np.testing.assert_array_equal(found, restarts(token, stream, repeats))
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.data())
-def test_passes_have_the_same_tokens_in_pieces(layers: list[int], data: st.DataObject) -> None:
-    layer = np.array(layers)
-    pieces = [{"layer": layer[part], "run": layer[part]} for part in data.draw(cut(len(layer)))]
-    joined = Joined()
-    whole, found = tokens_of(layer, layer), list(by_pass(pieces, found=joined))
-    assert joined.passes == whole.follows.sum()
-    for name in ("request", "token", "phase"):
-        np.testing.assert_array_equal(np.concatenate([each[name] for each in found]), getattr(whole, name))
-
-
-@given(st.integers(1, 40), st.integers(1, 7), st.data())
-def test_groups_are_whole_but_the_last(rows: int, k: int, data: st.DataObject) -> None:
-    pieces = [{"row": np.arange(rows)[part]} for part in data.draw(cut(rows))]
-    found = [each["row"] for each in in_groups(pieces, k)]
-    np.testing.assert_array_equal(np.concatenate(found), np.arange(rows))
-    assert all(len(each) % k == 0 for each in found[:-1])
 
 
 LONG = 400_000  #: tokens

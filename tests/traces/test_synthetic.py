@@ -46,6 +46,7 @@ def recall(trace: Trace, depth: int) -> float:
     return float(hits(trace.read("chosen")[:, depth:], seen).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "kind", "target"),
     [
@@ -139,6 +140,7 @@ def test_a_cycle_is_demanded_in_its_order() -> None:
     assert (np.diff(trace.read("weights"), axis=-1) < 0).all()
 
 
+@pytest.mark.slow
 def test_ids_and_weights_follow_from_the_recorded_logits() -> None:
     for kind in ["zipf", "markov", "phases", "cyclic"]:
         for router in [Router(), Router(family="topk_softmax"), PHI, V2, V3]:

@@ -98,6 +98,7 @@ CSV = '# {{"moereplay": {{"model": {}, "layers": 1, "experts": 2, "k": 1, "exper
 ROWS = "request,token,layer,expert_0,phase\n" + "".join(f"0,{t},0,{t % 2},1\n" for t in range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [ODD, LONG, "a\ud800b"], ids=["controls", "long", "surrogate"])
 def test_an_import_keeps_a_settled_name_and_says_so(model: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(CSV.format(json.dumps(model)) + ROWS)

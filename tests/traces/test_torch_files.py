@@ -111,6 +111,7 @@ DOCUMENTS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(document=DOCUMENTS, protocol=st.sampled_from([2, 3, 4, 5]))
 @settings(max_examples=60, deadline=None)
 def test_documents_are_those_that_torch_saved(

@@ -72,6 +72,7 @@ def test_an_exception_before_the_first_commit_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_resumed_recording_equals_an_undisturbed_one(tmp_path):
     requests = [everything(11, seed) for seed in range(6)]
     commit_some(tmp_path / "once", requests, HEADER, BIAS)

@@ -129,7 +129,7 @@ def tiers_of(modules: MoeModules, quantiser: str, weights_sha256: str) -> Tiers:
 
 def _free_beside(modules: MoeModules) -> int:
     """Return the free bytes on the device of the first experts; 0 if the system does not report them."""
-    weight = next((each for site in modules.sites for each in site.experts.parameters()), None)
+    weight = next((parameter for site in modules.sites for parameter in site.experts.parameters()), None)
     try:
         return free_memory(str(weight.device)) if weight is not None else 0
     except (OSError, ConfigError):

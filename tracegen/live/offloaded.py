@@ -9,7 +9,6 @@ The clock runs while the model's pass does. It stands while bytes are compared, 
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,14 +28,13 @@ from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.experts import Weights, check_computable, projections, run_expert
 from moereplay.tracegen.modules import MoeModules
-from moereplay.tracegen.offload.arena import Arena, Slots, arena_of
 from moereplay.tracegen.offload.bench import slots_needed
 from moereplay.tracegen.offload.durations import DENSE, NoProcessor
 from moereplay.tracegen.offload.machine import RealClock, Worker
-from moereplay.tracegen.offload.memory import Layout, described
+from moereplay.tracegen.offload.memory import Arena, Layout, Slots, arena_of, described
 from moereplay.tracegen.offload.part import Named
 from moereplay.tracegen.offload.slow_tier import SlowTier, faults_named, opened, throttled
-from moereplay.traces.schema import canonical
+from moereplay.traces.documents import canonical_digest
 
 HEAD = DENSE - 1  #: in the place of an expert: what follows the last layer
 
@@ -193,7 +191,8 @@ def real_transfers(
 def check_movable(modules: MoeModules) -> None:
     """Raises RecordError for a model whose experts do not lie together, as numbers, on one device."""
     check_computable([site.experts for site in modules.sites])
-    if len(devices := _devices(modules)) > 1:
+    devices = sorted({str(weight.device) for site in modules.sites for weight in site.experts.parameters()})
+    if len(devices) > 1:
         raise RecordError(
             f"--slow-tier requires all experts on one device, found {', '.join(devices)}; omit --device-map"
         )
@@ -204,16 +203,12 @@ def device_of(modules: MoeModules) -> torch.device:
     return next(modules.sites[0].experts.parameters()).device
 
 
-def _devices(modules: MoeModules) -> list[str]:
-    return sorted({str(each.device) for site in modules.sites for each in site.experts.parameters()})
-
-
 def layout_of(loaded: Loaded, modules: MoeModules) -> Layout:
     """Return the layout of the model's experts, named by a digest of everything that determines their bytes."""
-    shapes = [[str(each.dtype), *each.shape] for site in modules.sites for each in _weights(site.experts)]
+    shapes = [[str(weight.dtype), *weight.shape] for site in modules.sites for weight in _weights(site.experts)]
     document = [loaded.weights_sha256, loaded.dtype, transformers.__version__, shapes]
     sizes = tuple(sum(each[0].nbytes for each in _weights(site.experts)) for site in modules.sites)
-    digest = hashlib.sha256(canonical(document)).hexdigest()
+    digest = canonical_digest(document)
     return Layout(modules.geometry.experts, sizes, loaded.dtype, digest)
 
 
@@ -222,7 +217,7 @@ def contents_of(modules: MoeModules, layout: Layout) -> Iterator[np.ndarray]:
     for layer, site in enumerate(modules.sites):
         for expert in range(layout.experts):
             content = np.zeros(layout.padded(layer * layout.experts + expert), np.uint8)
-            parts = [each[expert].contiguous().cpu().view(-1).view(torch.uint8) for each in _weights(site.experts)]
+            parts = [weight[expert].contiguous().cpu().view(-1).view(torch.uint8) for weight in _weights(site.experts)]
             content[: layout.sizes[layer]] = torch.cat(parts).numpy()
             yield content
 

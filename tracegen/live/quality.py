@@ -16,8 +16,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from moereplay.tracegen.decoding import Stepper, nll
-from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.decoding import Stepper, nll, refuse_no_numbers
 from moereplay.tracegen.live.source import Emulation
 
 LARGEST_EXPONENT = math.log(sys.float_info.max)  #: a model that gives a token zero probability has infinite perplexity
@@ -149,8 +148,7 @@ class Readers:
         return torch.cat(self._nll).numpy(), self._score
 
     def _judge(self, logits: Tensor, base: Tensor | None, targets: Tensor) -> None:
-        if torch.isnan(logits).any():
-            raise RecordError("the model's logits are not numbers (NaN); use --dtype bfloat16 or float32")
+        refuse_no_numbers(logits)
         self._nll.append(nll(logits, targets).cpu())
         if base is not None:
             self._score += score(base, logits, targets)

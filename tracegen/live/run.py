@@ -11,7 +11,6 @@ unmodified one reads the same tokens, with a cache of its own, for `quality`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -39,7 +38,8 @@ from moereplay.tracegen.plan import Plan as Recording
 from moereplay.tracegen.precision import DEFAULT, check_quantiser
 from moereplay.tracegen.record import header_of, room_of
 from moereplay.tracegen.tokens import Room, Work
-from moereplay.traces.schema import Header, Request, Trace, canonical, memory_trace
+from moereplay.traces.documents import canonical_digest
+from moereplay.traces.schema import Header, Request, Trace, memory_trace
 
 __all__ = ["Live", "LiveRequest", "Prepared", "check_same_model", "prepare", "proven", "requests_of", "run"]
 
@@ -254,7 +254,7 @@ def _origin(loaded: Loaded, modules: MoeModules, to_run: Sequence[LiveRequest], 
         geometry=modules.geometry,
         capabilities=CAPABILITIES,
         lookahead_depth=modules.geometry.layers,
-        digest=f"live-{hashlib.sha256(canonical(document)).hexdigest()}",
+        digest=f"live-{canonical_digest(document)}",
         model=loaded.name,
         live=True,
     )

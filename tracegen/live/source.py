@@ -47,7 +47,7 @@ class LiveGates:
 
     def __init__(self, modules: MoeModules, ready: Plan) -> None:
         self._geometry, self._bias = modules.geometry, modules.bias
-        self._logits = "logits" in ready.needs  # otherwise none are handed on, as by a trace
+        self._logits = "logits" in ready.chosen.needs  # otherwise none are handed on, as by a trace
         prefetch = ready.chosen.prefetch
         self._depth, self._own_scores = prefetch.policy.depth(prefetch.params), _own_scores(ready)
         self._said: Said | None = None
@@ -117,7 +117,7 @@ def depth_needed(ready: Plan) -> int:
 def rounding(ready: Plan, stored: float) -> list[float | None]:
     """Return the bits to which experts are rounded, per precision tier; None where weights have no more."""
     bits = ready.chosen.miss.policy.bits(ready.chosen.miss.params)
-    return [None if each >= stored else each for each in bits]
+    return [None if bit >= stored else bit for bit in bits]
 
 
 def changes_experts(ready: Plan, stored: float) -> bool:

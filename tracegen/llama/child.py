@@ -18,8 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.llama.binding import AT_ONCE, Library, Model
-from moereplay.tracegen.llama.expert_cache import Cached, CachedModel
+from moereplay.tracegen.llama.binding import AT_ONCE, Cached, CachedModel, Library, Model
 from moereplay.traces.documents import from_json, json_text
 
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]

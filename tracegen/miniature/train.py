@@ -194,18 +194,14 @@ def main() -> None:
         "torch": torch.__version__,
         "device": options.device,
     }
-    _save(model.bfloat16(), tokenizer, facts, options.out)
+    model.bfloat16().save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
+    (options.out / "training.json").write_text(json_text(facts, indent=2) + "\n")
     print(json_text(losses))
 
 
 def _size(texts: list[str], stream: torch.Tensor) -> dict[str, int]:
     return {"files": len(texts), "bytes": sum(len(text.encode()) for text in texts), "tokens": len(stream)}
-
-
-def _save(model: OlmoeForCausalLM, tokenizer: PreTrainedTokenizerFast, facts: dict[str, object], out: Path) -> None:
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    (out / "training.json").write_text(json_text(facts, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,14 +14,13 @@ from moereplay.results.counters import PHASES
 from moereplay.results.result import Result, Row
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.reference import engine as reference
-from moereplay.simulator.replay import Plan, plan, report, report_measured, source_of
-from moereplay.tracegen.offload.arena import Arena, Copies, Slots, arenas_of
-from moereplay.tracegen.offload.compute import Layers, experts_only, format_at, shape_of
+from moereplay.simulator.replay import Plan, plan, report, report_measured
+from moereplay.tracegen.offload.compute import Layers, experts_only, format_at, layers_of, shape_of
 from moereplay.tracegen.offload.durations import Durations, Step, as_machine
-from moereplay.tracegen.offload.graphs import layers_of
 from moereplay.tracegen.offload.machine import Decider, RealMachine, undisturbed
+from moereplay.tracegen.offload.memory import Arena, Slots, arenas_of
 from moereplay.tracegen.offload.part import AUTO, planned, way_of
-from moereplay.tracegen.offload.slow_tier import SlowTier, faults_named, throttled
+from moereplay.tracegen.offload.slow_tier import Copies, SlowTier, faults_named, throttled
 from moereplay.traces.schema import Trace
 
 SPARE_SLOTS = 2  #: the buffer of a demand that is not admitted, and one to spare
@@ -122,7 +121,7 @@ class Bench:
                 machine.end(ran.end_ns)
         finally:
             machine.close()
-        lasted, of_passes = machine.durations, source_of(trace, ready).passes()
+        lasted, of_passes = machine.durations, ready.spec(True).source_of(trace).passes()
         result = _settled(report_measured(ran, ready), lasted.steps(), [each.leader for each in of_passes])
         pass_ns = np.diff(lasted.passes)
         return Ran(result, pass_ns, way, lasted.gate_ns, lasted.engine_ns / len(pass_ns)), lasted
@@ -154,7 +153,7 @@ def _with(row: Row, parts: Mapping[str, int]) -> Row:
 def replayed(trace: Trace, config: ReplayConfig, durations: Durations | None = None) -> Ran:
     """Replay a run on the simulated machine: of the configuration's platform, or with the measured durations."""
     ready = plan(trace, config)
-    machine = as_machine(durations) if durations else None
-    result = report(reference.run(source_of(trace, ready), ready.spec(True), machine), ready)
+    spec, machine = ready.spec(True), as_machine(durations) if durations else None
+    result = report(reference.run(spec.source_of(trace), spec, machine), ready)
     begins = [event.t0 for event in result.events if event.kind == "dense" and event.layer == 0]
     return Ran(result, np.diff([*begins, result.totals["time_ns"]]))

@@ -104,7 +104,7 @@ class Durations:
         for first, after in pairwise([*firsts, len(self.computed)]):
             dense, experts = self.computed[first], self.computed[first + 1 : after]
             end = self.computed[after].begun if after < len(self.computed) else self.computed[-1].over
-            busy = sum(each.lasted for each in experts)
+            busy = sum(expert.lasted for expert in experts)
             step_pass += dense.layer == 0
             steps.append(Step(step_pass, dense.layer, dense.lasted, busy, end - dense.over - busy))
         return steps

@@ -20,12 +20,13 @@ from moereplay.simulator.interface import FinishedRun
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.reference.machine import COMPUTE, CPU, LINK, Activity, Machine, Span
 from moereplay.simulator.reference.state import Placement, Transfer
-from moereplay.simulator.replay import Plan, source_of
+from moereplay.simulator.replay import Plan
 from moereplay.simulator.steps import run
-from moereplay.tracegen.offload.arena import Copies, Slots
 from moereplay.tracegen.offload.compute import Layers
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
+from moereplay.tracegen.offload.memory import Slots
 from moereplay.tracegen.offload.part import COMPILED
+from moereplay.tracegen.offload.slow_tier import Copies
 from moereplay.traces.schema import Trace
 from moereplay.traces.units import SECOND
 
@@ -321,5 +322,5 @@ class Decider:
     def run(self, machine: Machine, placement: Placement) -> FinishedRun:
         """Run to the end on the machine."""
         if self._stepper is None:
-            return reference.run(source_of(self._trace, self._ready), self._spec, machine, placement)
+            return reference.run(self._spec.source_of(self._trace), self._spec, machine, placement)
         return run(self._stepper, machine, placement, self._spec.warm)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import mmap
 import platform as this
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, int64
 
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.reference.state import Area
+from moereplay.traces.units import GB
 
 PAGE = 4096  #: bytes: alignment of direct reads, and size of a marked page
 MARK = 8  #: bytes
@@ -163,3 +165,78 @@ def available_memory() -> int:
     """Return the bytes that can be allocated without swapping."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+# -- The fast tier as real memory: slots of whole pages, equal for copies of a size, one copy each.
+
+
+class Arena:
+    """Slots of memory of a device, each as large as a copy."""
+
+    def __init__(self, slots: int, size: int, device: str) -> None:
+        """Allocate slots of `size` bytes each, rounded up to pages. On a CPU every page is touched here."""
+        self.size, self.slots = -(-size // PAGE) * PAGE, slots
+        self._bytes = memory_of(device, slots * self.size)
+
+    def of(self, slot: int) -> Tensor:
+        """Return the bytes of a slot, (size,) uint8."""
+        return self._bytes[slot * self.size : (slot + 1) * self.size]
+
+
+def arena_of(slots: int, size: int, device: str) -> Arena:
+    """Raises ConfigError where the slots do not fit the device's memory."""
+    return arenas_of({size: slots}, device)[size]
+
+
+def arenas_of(slots: Mapping[int, int], device: str) -> dict[int, Arena]:
+    """Return an arena by bytes of a copy. Raises ConfigError if they do not fit into the device's memory."""
+    needed, free = sum(size * each for size, each in slots.items()), free_memory(device)
+    if needed > free:
+        raise ConfigError(
+            f"the cache needs {needed / GB:.3g} GB and {free / GB:.3g} GB are free; pass a smaller --capacity"
+        )
+    return {size: Arena(each, size, device) for size, each in slots.items()}
+
+
+class Reads(Protocol):
+    """Reads copies from the slow tier into slots."""
+
+    def read(self, y: int, into: Tensor) -> None:
+        """Copy y."""
+        ...
+
+
+class Slots:
+    """Which slot has which copy, as the engine places them in one run."""
+
+    def __init__(self, arenas: Sequence[Arena], reads: Reads) -> None:
+        """Take an arena per precision. All slots are free; warm experts are read here."""
+        self._arenas, self._reads = arenas, reads
+        self._free = {id(arena): list(range(arena.slots)) for arena in arenas}
+        self._slot: dict[int, int] = {}
+
+    def _arena(self, y: int) -> Arena:
+        return self._arenas[y % len(self._arenas)]
+
+    def of(self, y: int) -> Tensor:
+        """Return the bytes of the slot of copy y."""
+        return self._arena(y).of(self._slot[y])
+
+    def warmed(self, y: int) -> None:
+        """Read before the run begins."""
+        self.placed(y, Area.POOL)
+        self._reads.read(y, self.of(y))
+
+    def placed(self, y: int, area: Area) -> None:
+        """Assign a free slot to the copy."""
+        self._slot[y] = self._free[id(self._arena(y))].pop()
+
+    def promoted(self, y: int) -> None:
+        """Do nothing: the copy keeps its slot, because slots of a size are interchangeable."""
+
+    def vacated(self, y: int) -> None:
+        """Free the slot of the copy.
+
+        A read into the slot that is still under way ends before the next one begins.
+        """
+        self._free[id(self._arena(y))].append(self._slot.pop(y))

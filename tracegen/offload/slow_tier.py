@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.tracegen.offload.memory import Layout, available_memory, contents, free_memory, host_memory
+from moereplay.tracegen.offload.memory import (
+    Format,
+    Layout,
+    Marks,
+    available_memory,
+    contents,
+    free_memory,
+    host_memory,
+    marks_of,
+)
 from moereplay.tracegen.offload.part import Named
 from moereplay.traces.documents import json_text
 from moereplay.traces.units import GB, SECOND
@@ -309,3 +318,52 @@ def _words(error: OSError) -> str:
     """
     own = error.__cause__ if isinstance(error.__cause__, OSError) else error
     return f"{own.filename}: {own.strerror}" if own.filename else str(own)
+
+
+# -- Copies of a run, of one precision or several: where each is read from, and what its bytes are.
+
+
+class Copies:
+    """Copies y = x * P + p of experts x = layer * E + e at precisions p, the most precise first."""
+
+    def __init__(self, tiers: Sequence[SlowTier]) -> None:
+        """Take a slow tier per precision."""
+        self._tiers = tiers
+        self._marks = [marks_of(tier.layout) for tier in tiers]
+
+    def size(self, y: int) -> int:
+        """Return the bytes of the copy."""
+        layout, x = self._of(y)
+        return layout.size(x)
+
+    def read(self, y: int, into: Tensor) -> None:
+        """Fill a slot, (n,) uint8, with the copy. Raises OSError."""
+        self._tiers[y % len(self._tiers)].read(y // len(self._tiers), into)
+
+    def on_host(self, y: int) -> Tensor:
+        """Return the copy's bytes in main memory, (n,) uint8, for a CPU to compute with.
+
+        Called by one thread. Raises OSError.
+        """
+        return self._tiers[y % len(self._tiers)].on_host(y // len(self._tiers))
+
+    def format(self, y: int) -> Format:
+        """Return how the copy is stored."""
+        layout, x = self._of(y)
+        return layout.format(x)
+
+    @property
+    def formats(self) -> list[Format]:
+        """Return the formats of all copies."""
+        layouts = [tier.layout for tier in self._tiers]
+        return sorted({of.format(first) for of in layouts for first in range(0, of.count, of.experts)})
+
+    def check(self, y: int, found: Marks) -> None:
+        """Raises AssertionError unless every page of a slot has the mark of the copy."""
+        mark = self._marks[y % len(self._tiers)][y // len(self._tiers)]
+        if found != (mark, mark):
+            raise AssertionError(f"the slot of expert {y} holds wrong bytes")
+
+    def _of(self, y: int) -> tuple[Layout, int]:
+        x, precision = divmod(y, len(self._tiers))
+        return self._tiers[precision].layout, x

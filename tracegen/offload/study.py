@@ -26,8 +26,8 @@ from moereplay.simulator.config import KINDS, ReplayConfig
 from moereplay.simulator.platforms import as_toml, sealed
 from moereplay.simulator.replay import plan as replay_plan
 from moereplay.tracegen.offload.bench import Bench, Ran, replayed
+from moereplay.tracegen.offload.calibration import Fitted, fit
 from moereplay.tracegen.offload.durations import Durations
-from moereplay.tracegen.offload.fit import Fitted, fit
 from moereplay.traces.schema import Trace
 from moereplay.traces.texts import counted
 from moereplay.traces.units import MB, MS
@@ -315,7 +315,7 @@ def summary_lines(runs: Sequence[Measurement]) -> list[str]:
     lines.append(
         f"closure, measured durations replayed: mean |error| {closure['mape']:.2%}, worst {closure['worst']:.2%}"
     )
-    unsteady = sorted({each.partition(":")[0] for run in runs for each in run.warnings})
+    unsteady = sorted({warning.partition(":")[0] for run in runs for warning in run.warnings})
     if unsteady:
         some = sum(bool(run.warnings) for run in runs)
         lines.append(f"warning: around {some} of {len(runs)} runs a calibration was not steady: {', '.join(unsteady)}")

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
@@ -22,8 +22,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.precision import DEFAULT, NAMES, at_width, check_quantiser
-from moereplay.traces.files import install_command, private_folder, write_whole
+from moereplay.tracegen.precision import DEFAULT, GROUP, at_width, check_quantiser
+from moereplay.traces.files import private_folder, write_whole
+from moereplay.traces.plugins import plugins, using
 from moereplay.traces.schema import canonical
 
 
@@ -56,6 +57,7 @@ class Quantiser:
     widths: tuple[int, ...] | None  #: bits that it has, most first; None: any number, fractions too
     moves: bool = True  #: whether weights are moved to a CPU to be packed
     keeps: bool = False  #: whether packing is so slow that packed weights are kept on disk
+    library: str = ""  #: distribution whose version determines the bytes; of a plug-in, by default, its own
 
 
 # -- Libraries of other people's quantisers, imported when first used, and quietly.
@@ -75,13 +77,13 @@ def imported(module: str) -> ModuleType:
             return import_module(module)
     except (ImportError, OSError) as error:
         library = module.partition(".")[0]
-        fix = f"{install_command('quant')}, or take quantiser affine"
+        fix = f"install {library} again, or take quantiser {DEFAULT}"
         raise RecordError(f"{library} cannot be imported ({str(error).splitlines()[0]}): {fix}") from None
     finally:
         logging.disable(before)
 
 
-def version_of(library: str | None) -> str:
+def version_of(library: str) -> str:
     """Return the version of an installed library; empty if it is not installed."""
     return version(library) if library else ""
 
@@ -90,8 +92,15 @@ def version_of(library: str | None) -> str:
 
 
 def load(name: str) -> Quantiser:
-    """Return the quantiser of that file."""
-    return import_module(f"moereplay.tracegen.precision.{name}").QUANTISER
+    """Return the quantiser of that name: ours, or that of an installed package. Raises RecordError if it is broken."""
+    if name == DEFAULT:
+        return import_module(f"moereplay.tracegen.precision.{name}").QUANTISER
+    point = plugins(GROUP)[name]
+    with using(point, RecordError):
+        quantiser = point.load()
+        if not isinstance(quantiser, Quantiser) or quantiser.name != name:
+            raise RecordError(f"invalid entry point {point.value!r}: expected a Quantiser named {name!r}")
+    return quantiser if quantiser.library or not point.dist else replace(quantiser, library=point.dist.name)
 
 
 def quantiser_at(name: str, bits: float) -> Quantiser:
@@ -106,7 +115,7 @@ def quantiser_at(name: str, bits: float) -> Quantiser:
 
 def titled(quantiser: Quantiser) -> str:
     """Return a quantiser's name with its library's version, which together determine its bytes."""
-    return f"{quantiser.name} {version_of(NAMES[quantiser.name])}".strip()
+    return f"{quantiser.name} {version_of(quantiser.library)}".strip()
 
 
 # -- Packed weights in the user's cache: one file each, safetensors after its sha256, so that nothing is unpickled.

@@ -9,7 +9,6 @@ OUT/traces/TASK-KEY.zarr    routing of the unmodified model in a task
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,9 +39,9 @@ from moereplay.tracegen.quality.harness import Answers, Task
 from moereplay.tracegen.quality.session import Session, Subject, alone_because
 from moereplay.tracegen.record import header_of
 from moereplay.tracegen.tokens import Work
-from moereplay.traces.documents import package_version
+from moereplay.traces.documents import canonical_digest, package_version
 from moereplay.traces.lock import refuse_busy
-from moereplay.traces.schema import Request, Trace, canonical
+from moereplay.traces.schema import Request, Trace
 from moereplay.traces.store import open_trace
 from moereplay.traces.stored import partial_of
 from moereplay.traces.writer import TraceWriter
@@ -105,7 +104,7 @@ class Evaluation:
 
     def _plan(self, config: ReplayConfig) -> Plan:
         layers, name = self._modules.geometry.layers, self._loaded.name
-        digest = hashlib.sha256(canonical([self._loaded.weights_sha256, self._loaded.dtype])).hexdigest()
+        digest = canonical_digest([self._loaded.weights_sha256, self._loaded.dtype])
         origin = Origin(self._modules.geometry, CAPABILITIES, layers, f"live-{digest}", name, live=True)
         return plan_for(origin, config)
 
@@ -128,7 +127,7 @@ class Evaluation:
         others = (version(package) for package in ("torch", "transformers"))
         versions = [SEMANTICS_VERSION, package_version(), *others]
         document = [model, task.definition, config, self._batch, self._seed, versions, *([stored] if stored else [])]
-        return hashlib.sha256(canonical(document)).hexdigest()[:16]
+        return canonical_digest(document)[:16]
 
     def rows(
         self, tasks: Sequence[Task], advance: Callable[[str, int], None], done: Callable[[Job, bool], None]
@@ -180,14 +179,12 @@ class Evaluation:
         for left in (path, partial):  # of a run that was killed
             shutil.rmtree(left, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        header = header_of(self._loaded, self._modules, Work((), f"task {job.task.name}"), self._recording())
+        work, recording = Work((), f"task {job.task.name}"), Recording(look_ahead=self._depth, seed=self._seed)
+        header = header_of(self._loaded, self._modules, work, recording)
         with TraceWriter.create(path, header, self._modules.bias, resumable=False) as writer:
             answers, _ = self._answers(job, writer.append, advance)
             trace = writer.finish()
         return self._row(job, trace, answers.row())
-
-    def _recording(self) -> Recording:
-        return Recording(look_ahead=self._depth, seed=self._seed)
 
     def _under_policies(self, job: Job, unmodified: Row, advance: Callable[[str, int], None]) -> Row:
         assert job.plan is not None
@@ -237,7 +234,7 @@ class Evaluation:
             "weights_sha256": self._loaded.weights_sha256,
             "dtype": self._loaded.dtype,
             "trace": trace.digest,
-            "task_sha256": hashlib.sha256(canonical(definition)).hexdigest(),
+            "task_sha256": canonical_digest(definition),
             "evaluator": " ".join(map(str, definition[:2])) if definition[0] == "lm-eval" else "moereplay",
             "device": str(input_device(self._loaded.model)),
             "policies": ", ".join([*policies, *([stored] if stored else [])]),

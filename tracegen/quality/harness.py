@@ -55,8 +55,8 @@ class Answers(NamedTuple):
     def row(self) -> Row:
         """Return the answers as `results.quality` stores them."""
         return {
-            "measures": [each._asdict() for each in self.measures],
-            "examples": [each._asdict() for each in self.examples],
+            "measures": [measure._asdict() for measure in self.measures],
+            "examples": [example._asdict() for example in self.examples],
         }
 
 
@@ -115,7 +115,7 @@ class HarnessTask:
         if not measures:
             tasks = ", ".join(found["samples"])
             raise RecordError(f"task {self.spec} has no numeric score of its own; it consists of {tasks}")
-        return Answers(measures, [each for name in found["samples"] for each in _examples(name, found)])
+        return Answers(measures, [example for name in found["samples"] for example in _examples(name, found)])
 
     def _evaluated(self, session: Session) -> Any:
         from lm_eval import evaluator  # takes seconds, and is needed only for tasks of the harness
@@ -309,7 +309,7 @@ class Perplexity:
         work = windows(self.texts, loaded.tokenizer, room_of(loaded), self.window, self.limit)
         texts = [TeacherForced(ids.tolist(), prompt=1, scored=1) for ids in work.sequences]
         session.read(texts)
-        examples = [each for number, text in enumerate(texts) for each in _window_examples(number, text)]
+        examples = [example for number, text in enumerate(texts) for example in _window_examples(number, text)]
         return Answers(_window_measures(texts), examples)
 
 

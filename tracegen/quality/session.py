@@ -113,12 +113,8 @@ class Session:
                 fix = "use a smaller --batch, shorter texts or --device-map auto"
                 raise RecordError(f"text {self._texts} ran out of GPU memory; {fix}") from None
             self._texts += len(group)
-            self._collect()
-
-    def _collect(self) -> None:
-        """Collect garbage: engines are in reference cycles. Young ones at each call, older ones now and then."""
-        self._groups += 1
-        gc.collect(1 if self._groups % YOUNG else 2)
+            self._groups += 1
+            gc.collect(1 if self._groups % YOUNG else 2)  # engines are in reference cycles
 
     def close(self) -> Tally:
         """Return the counters."""
@@ -143,7 +139,7 @@ class Session:
     def _passed(self, tokens: int) -> None:
         self._passes += 1
         if self._passes % PASSES_BETWEEN == 0:
-            return_freed_memory()
+            _trim()(0)  # gives freed memory back to the system
         self.progress(tokens)
 
     def _observer(self) -> Observer:
@@ -342,11 +338,6 @@ def _alike(some: Tensor, others: Tensor) -> bool:
 # -- miniature, and with the square of their length.
 
 PASSES_BETWEEN = 32  #: of a model between two calls: one takes milliseconds
-
-
-def return_freed_memory() -> None:
-    """Return freed memory to the system. No effect with C libraries other than glibc."""
-    _trim()(0)
 
 
 @cache

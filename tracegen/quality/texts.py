@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from moereplay.tracegen.decoding import Sampler
-from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.decoding import Sampler, refuse_no_numbers
 from moereplay.tracegen.live.quality import Score, score
 
 
@@ -87,9 +86,3 @@ class Continued:
 
 
 Text = TeacherForced | Continued  #: one sequence; its first pass, and no other, is its prompt
-
-
-def refuse_no_numbers(logits: Tensor) -> None:
-    """Raises RecordError for NaN."""
-    if torch.isnan(logits).any():
-        raise RecordError("the model's logits are not numbers (NaN); use --dtype bfloat16 or float32")

@@ -412,7 +412,7 @@ class Kind(NamedTuple):
 def _kinds(config: Config, name: str) -> list[Kind]:
     """Return how each layer mixes tokens."""
     layers = _needed(config, "layers", name)
-    kinds = [Kind(each) if isinstance(each, str) else each for each in _named_kinds(config, layers, name)]
+    kinds = [Kind(kind) if isinstance(kind, str) else kind for kind in _named_kinds(config, layers, name)]
     if config.index_head_dim and not any(kind.every for kind in kinds):
         types = _of_layers(config.indexer_types, layers, name, "indexer_types")
         kinds = [kind._replace(indexed=not types or types[at] != "shared") for at, kind in enumerate(kinds)]
@@ -476,7 +476,7 @@ def _mixtures(config: Config, layers: int, name: str) -> list[bool]:
         return [at in listed for at in range(layers)]
     freq = config.moe_layer_freq
     if isinstance(freq, list) and freq:
-        return [bool(each) for each in _of_layers(freq, layers, name, "moe_layer_freq")]
+        return [bool(flag) for flag in _of_layers(freq, layers, name, "moe_layer_freq")]
     if period := config.expert_layer_period:
         return [at % period == config.expert_layer_offset for at in range(layers)]
     if step := config.interleave_moe_layer_step:

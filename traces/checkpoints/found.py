@@ -67,7 +67,7 @@ def _model_of(spec: str, refresh: bool) -> KnownModel:
 
 def _of_file(path: Path) -> KnownModel:
     if path.suffix == ".json":
-        return known_of(numbers_of(_document(path), path.name, str(path)), _name(path))
+        return known_of(numbers_of(_document(path), path.name, str(path)), path.resolve().parent.name or path.stem)
     if is_gguf(path):
         return model_of_gguf([read_gguf(part) for part in parts_of(path)], path.stem, str(path))
     if path.suffix == ".safetensors":
@@ -76,17 +76,12 @@ def _of_file(path: Path) -> KnownModel:
     raise TraceError(f"{path}: {found}expected a config.json, a GGUF file, or a folder of a checkpoint")
 
 
-def _name(path: Path) -> str:
-    """Return the name of a checkpoint's folder."""
-    return path.resolve().parent.name or path.stem
-
-
 def parts_of(path: Path) -> list[Path]:
     """Return the files that a GGUF was split into. Raises TraceError if one is missing."""
     found = SPLIT.search(path.name)
     if not found:
         return [path]
-    parts = [path.with_name(each) for each in _split_names(path.name)]
+    parts = [path.with_name(part) for part in _split_names(path.name)]
     if missing := [part.name for part in parts if not part.is_file()]:
         raise TraceError(f"{path}: missing {missing[0]}, one of its {int(found[2])} parts")
     return parts
@@ -289,7 +284,7 @@ def _expert_size(sizes: tuple[int, ...]) -> str:
 def _kv_words(model: KnownModel) -> str:
     if not model.kv_bytes:
         return ""
-    growing = size(model.kv_bytes - sum(each.kv_bytes for each in model.kv_windows))
+    growing = size(model.kv_bytes - sum(kv_window.kv_bytes for kv_window in model.kv_windows))
     windows = "".join(f" and {size(each.kv_bytes)} up to {each.positions:,}" for each in model.kv_windows)
     held = size(model.kv_held(CONTEXT))
     return f"{growing} per position{windows}, at {model.kv_bits} bits; {held} at {CONTEXT:,} positions"

@@ -187,20 +187,20 @@ class Export(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """Return the document that `--json` prints."""
-        files = [each._asdict() for each in self.files]
+        files = [file._asdict() for file in self.files]
         said = {"typed": self.answer.typed, "notes": list(self.answer.notes)}
         return {"format": self.format, "files": files, "dropped_fields": self.dropped_fields, **said}
 
 
 def exporters() -> list[Exporter]:
     """Return all exporters, in the order of `NAMES`."""
-    found = {name: importlib.import_module(f"moereplay.traces.exporters.{MODULES.get(name, name)}") for name in NAMES}
+    found = {name: importlib.import_module(f"moereplay.traces.exporters.{MODULES[name]}") for name in NAMES}
     return [getattr(module, name.upper()) for name, module in found.items()]
 
 
 def load(name: str) -> Exporter:
     """Return the exporter of that name. Raises TraceError naming the nearest one."""
-    known = {each.name: each for each in exporters()}
+    known = {exporter.name: exporter for exporter in exporters()}
     if name not in known:
         raise TraceError(f"unknown format {name!r}: {hint(name, tuple(known))}")
     return known[name]
@@ -226,7 +226,7 @@ def export(trace: Trace, exporter: Exporter, options: Options, out: Path) -> Exp
     files = sorted(each for each in out.rglob("*") if each.is_file()) if exporter.is_folder else [out]
     dropped = [name for name in fields_of(trace) if name not in exporter.keeps]
     answer = answer._replace(typed=answer.typed.replace("{path}", shlex.quote(str(out))))
-    return Export(exporter.name, [_written(each) for each in files], [*dropped, *exporter.loses], answer)
+    return Export(exporter.name, [_written(file) for file in files], [*dropped, *exporter.loses], answer)
 
 
 def _check(exporter: Exporter, options: Options, out: Path) -> None:

@@ -1,23 +1,15 @@
-"""Other tools' traces. To add a format: its name in `NAMES`, and a module with a constant of that name in capitals."""
+"""Other tools' traces. To add a format: a module, and a row of `BUILT_IN`; or a package of your own (`plug_ins.py`)."""
 
-#: In the order of sniffing; `generic` claims every csv and jsonl, so it comes last.
-NAMES = (
-    *("sglang_recorder", "sglang_response", "vllm_response", "cecar", "router_logits", "dynande"),
-    *("gptoss_npz", "layers_npz", "layer_files", "gptoss_json", "routing_atlas", "layer_rows"),
-    *("route_trace", "token_lines", "route_lines"),
-    *("llama_positions", "llama_ranks", "llama_records", "router_binaries", "layer_log", "colibri_route"),
-    *("onnx_routing", "cache_lab", "named_jsonl", "moe_beyond"),
-    *("arrays", "exported", "columns", "generic"),
-)
-#: Modules of formats that share a layout; every other format has a module of its name.
-MODULES = {
-    **dict.fromkeys(("sglang_response", "vllm_response"), "answers"),
-    **dict.fromkeys(("gptoss_npz", "layers_npz", "arrays"), "npz"),
-    **dict.fromkeys(("gptoss_json", "routing_atlas", "layer_rows"), "json_documents"),
-    "cecar": "router_logits",
-    "colibri_route": "layer_log",
-    "generic": "columns",
-    "llama_records": "router_binaries",
-    **dict.fromkeys(("token_lines", "named_jsonl"), "json_lines"),
-    **dict.fromkeys(("llama_positions", "llama_ranks"), "llama_tables"),
+#: Formats by name, and the module whose constant of that name, in capitals, is the importer. In the order of sniffing.
+BUILT_IN = {
+    "sglang_recorder": "sglang_recorder",
+    "sglang_response": "answers",
+    "vllm_response": "answers",
+    "router_logits": "router_logits",
+    "gptoss_npz": "gptoss",
+    "gptoss_json": "gptoss",
+    "route_trace": "route_trace",
+    "route_lines": "route_lines",
 }
+#: Tried after those and after plug-ins, because they take files of many forms; `generic` claims every csv and jsonl.
+CATCH_ALLS = {"arrays": "arrays", "exported": "exported", "columns": "columns", "generic": "columns"}

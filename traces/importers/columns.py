@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers import dynande, exported, json_lines, responses
+from moereplay.traces.importers import exported, responses
 from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.cell_rows import CellRows, ExactRows
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
@@ -221,10 +221,8 @@ FIX = "; map other column names with --columns token=NAME,layer=NAME,experts=NAM
 
 
 def sniff_generic(path: Path) -> bool:
-    """Return True for any csv or jsonl file without the beginning of another format or a foreign preamble."""
-    if not path.is_file() or suffix_of(path) not in PLAIN or json_lines.sniff_tokens(path):
-        return False
-    if dynande.sniff(path) or responses.has_ids(path):
+    """Return True for any csv or jsonl file without a foreign preamble or a server's ids."""
+    if not path.is_file() or suffix_of(path) not in PLAIN or responses.has_ids(path):
         return False
     start = start_of(path, len(COMMENT) + 1)
     return not start.startswith(b"#") or start == COMMENT + b"{"

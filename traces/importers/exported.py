@@ -2,7 +2,7 @@
 
 The metadata of each file has the sizes of the model, as one JSON object under the key `moereplay`, which the plain
 formats have too: {"moereplay": {"model": "mine", "layers": 2, "experts": 8, "k": 2, "expert_bytes": [1000, 1000]}}.
-Columns are those of `traces/exporters/parquet.py`, and rows are ordered by request, token and layer. They are read in
+Columns are those of `traces/exporters/rows.py`, and rows are ordered by request, token and layer. They are read in
 pieces: memory is that of the longest request.
 """
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.traces.importers import MODULES, NAMES, archive, npz, table
+from moereplay.traces.importers import BUILT_IN, CATCH_ALLS, archive, arrays, plug_ins, table
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options
 from moereplay.traces.importers.exported import KEY
 from moereplay.traces.importers.sources import TORCH_SUFFIXES, refuse_known, refuse_unreadable
@@ -33,23 +33,35 @@ COLUMNS, PLAIN = "columns", "generic"  #: importers of named columns, and of the
 
 
 def names() -> tuple[str, ...]:
-    """Return the formats that can be imported, in the order in which they are tried."""
-    return NAMES
+    """Return the formats that can be imported, those of plug-ins too, in the order in which they are tried."""
+    return (*BUILT_IN, *plug_ins.plug_ins(), *CATCH_ALLS)
 
 
 def load(name: str) -> Importer:
-    """Return the importer of that name. Raises TraceError naming the nearest one."""
-    if name not in NAMES:
-        raise TraceError(f"unknown format {name!r}: {hint(name, NAMES)}")
-    module = importlib.import_module(f"moereplay.traces.importers.{MODULES.get(name, name)}")
-    return getattr(module, name.upper())
+    """Return the importer of that name. Raises TraceError naming the plug-in to install, or the nearest name."""
+    if module := (BUILT_IN | CATCH_ALLS).get(name):
+        return getattr(importlib.import_module(f"moereplay.traces.importers.{module}"), name.upper())
+    if name in plug_ins.plug_ins():
+        return plug_ins.load(name)
+    if name in plug_ins.contributed():
+        raise TraceError(f"format {name} needs a plug-in: {plug_ins.INSTALL}")
+    raise TraceError(f"unknown format {name!r}: {hint(name, names())}")
 
 
-def detect(path: Path) -> Importer:
-    """Return the first importer that recognises the file or folder. Raises TraceError if none does."""
+def detect(path: Path, warn: Callable[[str], None] = lambda line: None) -> Importer:
+    """Return the first importer that recognises the file or folder; `warn` is told of plug-ins that cannot be loaded.
+
+    Raises TraceError if none does, naming the plug-in to install if the file is of a format of moereplay-importers.
+    """
     refuse_unreadable(path)
-    for name in NAMES:
-        importer = load(name)
+    for name in names():
+        if name == next(iter(CATCH_ALLS)):
+            plug_ins.refuse_contributed(path)
+        try:
+            importer = load(name)
+        except TraceError as broken:
+            warn(str(broken))
+            continue
         if importer.sniff(path):
             return importer
     raise TraceError(explain(path))
@@ -58,20 +70,25 @@ def detect(path: Path) -> Importer:
 def _of_columns(path: Path, options: Options) -> Importer | None:
     """Return the importer that takes the columns that a user names, if it reads such files."""
     suffix = suffix_of(path) if (options.columns or options.where) and path.is_file() else None
-    name = COLUMNS if suffix in table.SUFFIXES else "arrays" if suffix in npz.SUFFIXES else None
+    name = COLUMNS if suffix in table.SUFFIXES else "arrays" if suffix in arrays.SUFFIXES else None
     return load(name) if name else None
 
 
-def markdown() -> str:
-    """Return the Markdown table of formats in docs/trace-format.md."""
-    rows = [f"| `{each.name}` | {each.summary} | {each.formats} |" for each in map(load, NAMES)]
+def markdown(formats: Iterable[str]) -> str:
+    """Return the Markdown table of these formats: docs/trace-format.md has the built-in ones, a plug-in has its own."""
+    rows = [f"| `{importer.name}` | {importer.summary} | {importer.formats} |" for importer in map(load, formats)]
     return "\n".join(["| format | what | read from |", "|---|---|---|", *rows])
 
 
-def read(path: Path, options: Options, format: str | None = None) -> Foreign:
-    """Read the header, and lazily the requests, by the importer named or detected. Raises TraceError."""
+def read(
+    path: Path, options: Options, format: str | None = None, warn: Callable[[str], None] = lambda line: None
+) -> Foreign:
+    """Read the header, and lazily the requests, by the importer named or detected (`warn`: see `detect`).
+
+    Raises TraceError.
+    """
     refuse_unreadable(path)
-    importer = load(format) if format else _of_columns(path, options) or detect(path)
+    importer = load(format) if format else _of_columns(path, options) or detect(path, warn)
     if importer.name == PLAIN and format is None and lacks_fields(path):
         raise TraceError(explain(path))
     if options.where and importer.name != COLUMNS:

@@ -1,10 +1,12 @@
 """Engines that offload experts: what each can do with them, as data with sources.
 
-Each is a TOML file in this folder; adding one is a file here and its name in NAMES.
+Each is a TOML file in this folder; adding one is a file here and its name in NAMES. An installed package adds one by an
+entry point `NAME = package` of the group `moereplay.engines`: its file is NAME.toml in that package.
 """
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from functools import cache
 from importlib.resources import files
@@ -16,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator
 from moereplay.simulator.calibration import Tried
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.geometry import experts_per_layer, last_layers, mean_experts
+from moereplay.traces.plugins import plugins, using
 from moereplay.traces.schema import Frozen, Geometry
 from moereplay.traces.texts import hint
 
@@ -32,6 +35,8 @@ NAMES = (
     "colibri",
     "bigmoeonedge",
 )
+GROUP = "moereplay.engines"
+LOG = logging.getLogger(__name__)
 Us = float
 
 
@@ -130,23 +135,43 @@ class Engine(Frozen):
         return modes
 
 
+@cache
 def engines() -> tuple[Engine, ...]:
-    """Return every engine that ships."""
-    return tuple(map(_shipped, NAMES))
+    """Return every engine that ships, and those of installed packages that can be used."""
+    usable = list(map(_engine, NAMES))
+    for name in plugins(GROUP):
+        try:
+            usable += [] if name in NAMES else [_engine(name)]
+        except ConfigError as error:
+            LOG.warning("%s", error)
+    return tuple(usable)
 
 
 def engine(name: str) -> Engine:
     """Return an engine by name, ignoring case. Raises ConfigError naming a similar one."""
     spelled = {each.lower(): each for each in NAMES}
     if name.lower() not in spelled:
-        raise ConfigError(f"unknown engine {name[:40]!r}: {hint(name.lower(), NAMES)}")
-    return _shipped(spelled[name.lower()])
+        spelled = {each.lower(): each for each in plugins(GROUP)} | spelled
+    if name.lower() not in spelled:
+        raise ConfigError(f"unknown engine {name[:40]!r}: {hint(name.lower(), tuple(spelled.values()))}")
+    return _engine(spelled[name.lower()])
 
 
 @cache
-def _shipped(name: str) -> Engine:
-    text = files("moereplay.sweeps.recommend.engines").joinpath(f"{name}.toml").read_text("utf-8")
+def _engine(name: str) -> Engine:
+    if name in NAMES:
+        return _read(__name__, name)
+    point = plugins(GROUP)[name]
+    with using(point, ConfigError):
+        return _read(point.value, name)
+
+
+def _read(package: str, name: str) -> Engine:
+    text = files(package).joinpath(f"{name}.toml").read_text("utf-8")
     try:
-        return Engine.model_validate(tomllib.loads(text))
+        engine = Engine.model_validate(tomllib.loads(text))
     except ValidationError as wrong:
         raise ConfigError(f"engine {name}: {wrong}") from None
+    if engine.name != name:
+        raise ConfigError(f"engine {name}: invalid name {engine.name!r}: expected that of the file")
+    return engine

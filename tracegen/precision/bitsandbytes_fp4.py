@@ -1,7 +1,0 @@
-"""bitsandbytes' other 16 values for 4 bits: floating-point numbers (FP4)."""
-
-from __future__ import annotations
-
-from moereplay.tracegen.precision.bitsandbytes import quantiser
-
-QUANTISER = quantiser("bitsandbytes_fp4", "fp4", "bitsandbytes: FP4 by blocks of 64", (4,))
