@@ -210,7 +210,7 @@ def test_a_verb_that_has_no_more_to_say_answers_in_one_line(monkeypatch, capsys)
     def interrupted(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("moereplay.traces.store.open_trace", interrupted)
+    monkeypatch.setattr("moereplay.commands.traces.open_trace", interrupted)
     monkeypatch.setattr(sys, "argv", ["moereplay", "inspect", str(SAMPLE)])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(SystemExit) as ended:

@@ -118,6 +118,7 @@ def test_the_miniature_brings_its_own_prompts(tiny, questions, tmp_path, monkeyp
     bundled = checkpoint(tmp_path / "miniature")
     (bundled / "prompts.jsonl").write_text('{"prompt": "x = 1"}\n')
     monkeypatch.setattr(folders, "MINIATURE", bundled)
+    monkeypatch.setattr("moereplay.commands.record.MINIATURE", bundled)
     said = moe("miniature", "--max-new-tokens", 3, "--out", tmp_path / "a.zarr")
     assert said.returncode == 0, said.stderr
     assert open_trace(tmp_path / "a.zarr").header.provenance.model == "miniature"

@@ -121,7 +121,7 @@ def test_some_passes_are_those_of_the_whole_file(trace: Path, written: Path, tmp
 def test_what_cannot_be_is_refused_before_anything_runs(
     words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moereplay.simulator.replay.replay", None)
+    monkeypatch.setattr("moereplay.commands.replay.run", None)
     (tmp_path / "file").touch()
     ended = moereplay("timeline", "miniature", *words, cwd=tmp_path)
     assert ended.returncode == 2 and said in ended.stderr
