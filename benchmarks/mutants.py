@@ -153,7 +153,7 @@ def drawn(tree: Path, count: int, seed: int, rooms: Sequence[str] = ROOMS) -> li
     return [dice.choice(places[room]) for room in dice.choices(rooms, list(lines.values()), k=count)]
 
 
-def tests_of(tree: Path, mutant: Mutant) -> list[str]:
+def concerning(tree: Path, mutant: Mutant) -> list[str]:
     """Return the test files that name the mutant's module, and those of its room; fewest imports away first."""
     imports = _imports(tree)
     away, reached = {mutant.file: 0}, [mutant.file]
@@ -203,7 +203,7 @@ def verdict(copy: Path, mutant: Mutant, seconds: int, failing: set[str]) -> Verd
     A test that does not is left out of this run and of those to come, in `failing`.
     """
     path, last = copy / mutant.file, copy / ".pytest_cache/v/cache/lastfailed"
-    right, tests = path.read_text("utf-8"), tests_of(copy, mutant)
+    right, tests = path.read_text("utf-8"), concerning(copy, mutant)
 
     def ended(*arguments: str, planted: bool = True) -> int:
         path.write_text(mutant.planted(right) if planted else right, "utf-8")

@@ -394,7 +394,7 @@ def route(s, hooks):
     if s["demand"]["changed"] == 0:
         if s["arrives"] == 1:  # rows that are not known before the run
             take_weights(s)
-            unite(s, 1 - s["weighted"])
+            union(s, 1 - s["weighted"])
         else:
             recall(s)
 
@@ -540,11 +540,11 @@ def rebuild_demand(s):
         for t in range(s["compute"]["tokens"]):
             for j in range(s["width"]):
                 s.weights[t, j] = s.units[t, j]
-    unite(s, by_rank)
+    union(s, by_rank)
 
 
 @called
-def unite(s, by_rank):
+def union(s, by_rank):
     """Build the demand as the union of the experts that the tokens run."""
     s["demand"]["demanded"] = union_of(
         s, by_rank, s.demand_expert, s.demand_rank, s.demand_mass, s.demand_sum, s.demand_tokens

@@ -330,7 +330,8 @@ def test_an_option_of_one_value_that_is_given_twice_is_refused(small):
     assert again.returncode == 0, again.stderr
 
 
-def test_a_damaged_chunk_is_refused_and_nothing_is_written(small, tmp_path):
+def test_a_damaged_chunk_is_refused_and_nothing_is_written(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("MOEREPLAY_DERIVED", str(tmp_path / "derived"))  # where nothing of the sound trace is kept
     damaged = tmp_path / "damaged.zarr"
     shutil.copytree(small, damaged)
     chunk = max((damaged / "chosen").glob("c*"), key=lambda path: path.stat().st_size)

@@ -19,7 +19,10 @@ from moereplay.command import application
 from tests.kit.command import moereplay_here
 from tests.kit.recordings import ROOT
 
-PAGES = ("README.md", "CONTRIBUTING.md", *sorted(str(each.relative_to(ROOT)) for each in ROOT.glob("docs/**/*.md")))
+PAGES = (
+    *("README.md", "CONTRIBUTING.md"),
+    *sorted(str(page.relative_to(ROOT)) for rooms in ("docs/**/*.md", "contrib/*/*.md") for page in ROOT.glob(rooms)),
+)
 #: What an indented line begins with if it is a command and not a part of a file.
 PROGRAMS = ("moereplay ", "make ", "python", "pip ", ".venv/bin/")
 FENCE = re.compile(r"\s*```(\w*)$")

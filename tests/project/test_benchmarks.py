@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import faults
-from benchmarks.mutants import Mutant, drawn, mutants, tests_of
+from benchmarks.mutants import Mutant, concerning, drawn, mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEED = ROOT / "benchmarks" / "engine_speed.py"
@@ -134,6 +134,6 @@ def test_mutants_are_drawn_by_a_seed_and_tested_by_what_imports_them_first() -> 
     drawn_once = drawn(ROOT, 3, 7, ["results"])
     assert drawn_once == drawn(ROOT, 3, 7, ["results"]) != drawn(ROOT, 3, 8, ["results"])
     assert {mutant.room for mutant in drawn_once} == {"results"}
-    tests = tests_of(ROOT, Mutant("results/settings.py", 0, 0, ""))
+    tests = concerning(ROOT, Mutant("results/settings.py", 0, 0, ""))
     near = [file for file in tests if "moereplay.results.settings import" in (ROOT / file).read_text()]
     assert near and max(map(tests.index, near)) < tests.index("tests/results/test_energy.py")

@@ -294,10 +294,11 @@ def test_slots_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
-def test_experts_on_several_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moereplay.tracegen.live.offloaded._devices", lambda modules: ["cpu", "meta"])
+def test_experts_on_several_devices_are_refused() -> None:
+    spread = modules("olmoe")
+    spread.sites[0].experts.to("meta")
     with pytest.raises(RecordError, match=r"--slow-tier .* cpu, meta; .*--device-map"):
-        check_movable(modules("olmoe"))
+        check_movable(spread)
 
 
 @every(

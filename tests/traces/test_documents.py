@@ -13,6 +13,7 @@ from moereplay.policies.table import explain, markdown, rows
 from moereplay.results import counters
 from moereplay.simulator import cards
 from moereplay.traces.exporters import contract as exporters
+from moereplay.traces.importers import plug_ins
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.profiles import contract as profiles
 
@@ -29,7 +30,11 @@ TABLES = {
     "docs/logs.md": {file: partial(columns, file) for file in FILES},
     "docs/policies-table.md": {"policies": markdown},
     "docs/cards.md": {"cards": cards.markdown},
-    "docs/trace-format.md": {"importers": importers.markdown, "profiles": profiles.markdown},
+    "docs/trace-format.md": {
+        "importers": partial(importers.markdown, (*importers.BUILT_IN, *importers.CATCH_ALLS)),
+        "profiles": profiles.markdown,
+    },
+    "contrib/importers/README.md": {"importers": lambda: importers.markdown(plug_ins.contributed())},
     "docs/export.md": {"exporters": exporters.markdown},
     "docs/semantics.md": {"counters": counters.markdown},
 }

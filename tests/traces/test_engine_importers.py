@@ -45,7 +45,7 @@ def markov(tokens: int, layers: int = LAYERS, experts: int = EXPERTS, k: int = K
 
 
 def test_samples_are_files_that_torch_loads() -> None:
-    for name in ["cecar.pt", "router_logits.pt", "sglang_recorder/expert_distribution_recorder_1.5_0.pt"]:
+    for name in ["router_logits.pt", "sglang_recorder/expert_distribution_recorder_1.5_0.pt"]:
         assert isinstance(torch.load(SAMPLES / name, weights_only=True), dict)
 
 
