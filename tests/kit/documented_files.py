@@ -91,7 +91,7 @@ def _device(folder: Path) -> None:
 
 
 def _routes(folder: Path) -> None:
-    """Routing of a few tokens as three tools might write it."""
+    """Routing of a few tokens as three tools might write it, and colibri's counts of a model like the miniature."""
     ids = np.array(
         [[np.random.default_rng(t * LAYERS + layer).permutation(64)[:K] for layer in range(LAYERS)] for t in range(4)]
     )
@@ -103,11 +103,12 @@ def _routes(folder: Path) -> None:
     shares = {"w0": [0.75] * len(places), "w1": [0.25] * len(places), "stage": ["decode"] * len(places)}
     numbers = {"id": ["a"] * len(places), "token": [t for t, _ in places], "layer": [layer for _, layer in places]}
     pl.DataFrame(numbers | two | shares).write_parquet(folder / "routes.parquet")
-    _logs(folder)
+    uses = [f"{layer} {expert} {1 + (layer * expert) % 97}" for layer in range(LAYERS) for expert in range(64)]
+    (folder / "m.coli_usage").write_text("\n".join(uses) + "\n")
 
 
 def _logs(folder: Path) -> None:
-    """Write logs of other tools, and colibri's counts of a model like the miniature."""
+    """Write logs of other tools."""
     samples = {"colibri.route": "route.txt", "cache_lab.jsonl": "lab.jsonl", "engine_log.jsonl": "moe_routes.jsonl"}
     samples |= {"onnx_routing.log": "ort.log", "layer_rows.json": "trace.json"}
     contributed = ROOT / "contrib" / "importers" / "tests" / "samples"
@@ -115,11 +116,10 @@ def _logs(folder: Path) -> None:
         shutil.copy(contributed / sample, folder / name)
     shutil.copytree(contributed / "moe_beyond", folder / "prompts", dirs_exist_ok=True)
     shutil.copytree(contributed / "layer_files", folder / "deepseek" / "trace-full", dirs_exist_ok=True)
-    rows = [f"{layer} {expert} {1 + (layer * expert) % 97}" for layer in range(LAYERS) for expert in range(64)]
-    (folder / "m.coli_usage").write_text("\n".join(rows) + "\n")
 
 
 FILES: dict[str, Callable[[Path], None]] = {
+    "contrib/importers/README.md": _logs,
     "docs/forecast.md": _live_points,
     "docs/platforms.md": _platforms,
     "docs/policies.md": _policies,
