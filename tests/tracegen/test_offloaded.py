@@ -32,13 +32,14 @@ from moereplay.tracegen.live.offloaded import (
 from moereplay.tracegen.live.requests import check_offloadable
 from moereplay.tracegen.live.run import LiveRequest, Prepared, prepare, proven
 from moereplay.tracegen.live.source import Emulation
-from moereplay.tracegen.modules import MoeModules
+from moereplay.tracegen.modules import MoeModules, discover
 from moereplay.tracegen.offload.machine import RealClock, Worker
 from moereplay.tracegen.offload.part import Named
 from moereplay.tracegen.offload.slow_tier import Memory
 from moereplay.tracegen.offload.study import agreement
 from tests.kit.every import every
 from tests.kit.live_runs import DTYPES, TO_RUN, loaded, modules, tokens
+from tests.kit.tiny_models import tiny_model
 
 IDS = tokens(10)
 PARTS = [IDS[:6], *([token] for token in IDS[6:])]
@@ -295,7 +296,7 @@ def test_slots_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_experts_on_several_devices_are_refused() -> None:
-    spread = modules("olmoe")
+    spread = discover(tiny_model("olmoe"))
     spread.sites[0].experts.to("meta")
     with pytest.raises(RecordError, match=r"--slow-tier .* cpu, meta; .*--device-map"):
         check_movable(spread)
