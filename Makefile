@@ -119,13 +119,13 @@ test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simula
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long and not longest" tests/$*
 
 test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast, random policy files, pairs under the other contract
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest
+	MOEREPLAY_SHARE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest
 
 test-numba: .venv/dev.stamp   ## the compiler's tests and all digests on the oldest and the newest Numba that pyproject.toml allows
 	for end in lowest-direct highest; do \
 	  $(BIN)/uv pip install --quiet --resolution $$end --target runs/numba-$$end "$(NUMBA)"; \
 	  PYTHONPATH=runs/numba-$$end $(BIN)/python -c 'import numba; print("Numba", numba.__version__)'; \
-	  PYTHONPATH=runs/numba-$$end $(BIN)/python -m pytest tests/simulator/test_jit.py tests/simulator/test_translation.py tests/simulator/test_digests.py; done
+	  PYTHONPATH=runs/numba-$$end $(BIN)/python -m pytest -m "not longest" tests/simulator/test_jit.py tests/simulator/test_translation.py tests/simulator/test_digests.py; done
 
 study-faults: .venv/dev.stamp  ## plant one-line faults (benchmarks/faults.toml) in a copy and say which the tests find (30 minutes)
 	$(BIN)/python benchmarks/faults.py $(if $(ONLY),--only '$(ONLY)')
@@ -135,16 +135,16 @@ study-mutants: .venv/dev.stamp  ## plant COUNT random one-token mutants (30) dra
 
 parity: .venv/dev.stamp      ## both engines on MOEREPLAY_CASES new cases per search (1,000), with and without the compiler
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 -o faulthandler_timeout=0 \
-	    tests/simulator/test_parity.py
+	    -m "not longest" tests/simulator/test_parity.py
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 0 -o faulthandler_timeout=0 \
-	    tests/simulator/test_parity.py
+	    -m "not longest" tests/simulator/test_parity.py
 
 check: .venv/dev.stamp       ## ruff, pyright, and the budget of lines by room
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 	$(BIN)/python -m tests.project.budget
 
 coverage: .venv/dev.stamp    ## the test suite with coverage, without the long replays of real streams
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --ignore tests/simulator/test_real_streams.py
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term -m "not long and not longest" --ignore tests/simulator/test_real_streams.py
 
 wheel: .venv/dev.stamp       ## sdist, wheel and the wheel of the bundled model's weights in dist/
 	rm -rf dist && $(BIN)/python -m build --no-isolation

@@ -57,7 +57,7 @@ def copied(tree: Path, into: Path) -> None:
 
 def tested(copy: Path, *arguments: str, seconds: int | None = None) -> int:
     """Return pytest's exit code in a copy; that of SIGXCPU if it takes more CPU time than so many seconds."""
-    settings = {"PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1", "OMP_NUM_THREADS": "1"}
+    settings = {"PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1", "OMP_NUM_THREADS": "1", "MOEREPLAY_SHARE": "1"}
     settings |= {"XDG_CACHE_HOME": str(copy / ".cache")}
     command = [sys.executable, "-m", "pytest", "-x", "-m", "not long and not longest", *arguments]
     limit = seconds and partial(resource.setrlimit, resource.RLIMIT_CPU, (seconds, seconds + 5))

@@ -245,7 +245,7 @@ def _drafting(drafter: Drafter, model: Any) -> Iterator[None]:
 
 
 class Pass(NamedTuple):
-    """What one pass of the model was given, and what it thought of it."""
+    """Input of one pass of the model, and its output."""
 
     ids: list[int]  #: tokens of its rows; of a verify pass the known one and its drafts
     skipped: int  #: rows before these

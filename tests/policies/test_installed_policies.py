@@ -1,4 +1,4 @@
-"""Policies of installed packages: found by name in every verb and process, and one line for whatever is wrong."""
+"""Policies of installed packages: found by name in every verb and process, and one line for what is wrong."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_what_a_killed_process_left_is_removed(stored: Trace) -> None:
     assert list(folder_of(stored).parent.iterdir()) == [folder_of(stored)]
 
 
-def test_what_nobody_used_for_a_month_is_removed(stored: Trace) -> None:
+def test_what_was_not_used_for_a_month_is_removed(stored: Trace) -> None:
     derived(stored)
     old = folder_of(stored)
     os.utime(old, (0, 0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from moereplay import command as entry
+from moereplay.traces.files import install_contrib
 from moereplay.traces.importers import plug_ins
 from moereplay.traces.importers import registry as importers
-from moereplay.traces.plugins import plugins
 from moereplay.traces.schema import TraceError
 from tests.kit.collecting import case
 from tests.kit.importer_contract import CLAUSES
 from tests.kit.importer_formulas import BITS_UNKNOWN, Sample, ids
 from tests.kit.importing import SIZED, imported, refusal, written
+from tests.kit.installed import NAME, VERSION, Installed
 
 STRANGER = """
 import numpy as np
@@ -42,64 +41,44 @@ ODD = Importer("odd", "ids of a stranger's engine", "FILE.csv that begins with o
 """
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder, and an installed package with a format of its own and one named as a built-in."""
-    install(tmp_path / "site", "stranger", "odd = stranger:ODD\ngeneric = stranger:ODD")
-    (tmp_path / "site" / "stranger.py").write_text(STRANGER)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    plugins.cache_clear()
-    yield tmp_path
-    plugins.cache_clear()
-
-
-def install(site: Path, package: str, entries: str) -> None:
-    about = site / f"{package}-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[moereplay.importers]\n{entries}\n")
-    importlib.invalidate_caches()
+POINTS = {"odd": "stranger:ODD", "generic": "stranger:ODD"}  #: one format of its own, and one named as a built-in
 
 
 def write(file: Path) -> None:
     file.write_text("odd:\n" + "".join(",".join(map(str, row.ravel())) + "\n" for row in ids(0, 9)))
 
 
-def test_a_strangers_format_keeps_the_contract(installed: Path) -> None:
-    sample = Sample("odd", "odd.csv", write, [], (BITS_UNKNOWN,), folder=installed)
+def test_a_strangers_format_keeps_the_contract(installed: Installed, tmp_path: Path) -> None:
+    installed("moereplay.importers", POINTS, {"stranger.py": STRANGER})
+    sample = Sample("odd", "odd.csv", write, [], (BITS_UNKNOWN,), folder=tmp_path)
     write(sample.path)
     sample.requests.extend(imported(sample.path)[1])
     np.testing.assert_array_equal(sample.requests[0].chosen, ids(0, 9))
     for clause in CLAUSES:
-        (installed / clause.__name__).mkdir()
+        (tmp_path / clause.__name__).mkdir()
         with case(clause.__name__):
-            clause(sample, installed / clause.__name__)
+            clause(sample, tmp_path / clause.__name__)
     assert "| `odd` | ids of a stranger's engine |" in importers.markdown(["odd"])
     assert imported(sample.path, SIZED, "odd")[0].digest == imported(sample.path)[0].digest
 
 
-def test_a_built_in_format_is_not_replaced(installed: Path) -> None:
+def test_a_built_in_format_is_not_replaced(installed: Installed) -> None:
+    installed("moereplay.importers", POINTS, {"stranger.py": STRANGER})
     assert importers.load("generic").name == "generic"
     assert importers.names().index("odd") < importers.names().index("arrays")
 
 
-def test_a_plug_in_that_cannot_be_loaded_is_one_line_and_breaks_no_other(installed: Path) -> None:
-    install(installed / "site", "halfway", "half = no_such_module:HALF")
-    install(installed / "site", "mistaken", "wrong = stranger:ODD")
-    plugins.cache_clear()
-    for name, package, said in (
-        ("half", "halfway", "No module named"),
-        ("wrong", "mistaken", "expected an Importer of this name"),
-    ):
-        with pytest.raises(TraceError, match=f"plug-in {name} of {package} 1.0 cannot be used: .*{said}"):
+def test_a_plug_in_that_cannot_be_loaded_is_one_line_and_breaks_no_other(installed: Installed, tmp_path: Path) -> None:
+    broken = {"half": "no_such_module:HALF", "wrong": "stranger:ODD"}
+    installed("moereplay.importers", POINTS | broken, {"stranger.py": STRANGER})
+    for name, said in (("half", "No module named"), ("wrong", "expected an Importer of this name")):
+        with pytest.raises(TraceError, match=f"plug-in {name} of {NAME} {VERSION} cannot be used: .*{said}"):
             importers.load(name)
-    write(installed / "odd.csv")
-    out = installed / "a.zarr"
-    done = CliRunner().invoke(
-        entry.application(), ["import", str(installed / "odd.csv"), "--expert-bytes", "9", "--out", str(out)]
-    )
+    write(tmp_path / "odd.csv")
+    arguments = ["import", str(tmp_path / "odd.csv"), "--expert-bytes", "9", "--out", str(tmp_path / "a.zarr")]
+    done = CliRunner().invoke(entry.application(), arguments)
     assert done.exit_code == 0, done.output
-    assert done.stderr.count("warning: plug-in half of halfway 1.0 cannot be used") == 1
+    assert done.stderr.count(f"warning: plug-in half of {NAME} {VERSION} cannot be used") == 1
 
 
 def test_a_format_of_a_missing_plug_in_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,8 +86,8 @@ def test_a_format_of_a_missing_plug_in_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(plug_ins, "plug_ins", dict)
     said = refusal(written(tmp_path / "a.csv", "phase,token,layer,rank,expert\nprefill,0,0,0,3\n"))
     assert said.endswith(
-        "format llama_ranks, written by moe-trace of a llama.cpp fork, needs a plug-in: run `pip install "
-        "moereplay-importers`, or in a clone `pip install contrib/importers`"
+        "format llama_ranks, written by moe-trace of a llama.cpp fork, needs a plug-in: "
+        f"run `{install_contrib('importers')}`"
     )
     (tmp_path / "layers").mkdir()
     np.save(tmp_path / "layers" / "layer0.npy", ids(0, 3)[:, 0])

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import NamedTuple
 
+from moereplay.traces.files import install_contrib
 from moereplay.traces.importers import BUILT_IN, CATCH_ALLS, archive
 from moereplay.traces.importers.contract import Importer
 from moereplay.traces.importers.sources import TORCH_SUFFIXES, files_of
@@ -24,7 +25,6 @@ from moereplay.traces.plugins import plugins, using
 from moereplay.traces.schema import TraceError
 
 GROUP = "moereplay.importers"
-INSTALL = "run `pip install moereplay-importers`, or in a clone `pip install contrib/importers`"
 
 
 def plug_ins() -> dict[str, EntryPoint]:
@@ -120,7 +120,8 @@ def refuse_contributed(path: Path) -> None:
     """Raises TraceError for the marks of a format of moereplay-importers that is not installed."""
     for row in CONTRIBUTED:
         if row.name not in plug_ins() and _has_marks(path, row):
-            raise TraceError(f"{path}: format {row.name}, written by {row.writer}, needs a plug-in: {INSTALL}")
+            fix = f"run `{install_contrib('importers')}`"
+            raise TraceError(f"{path}: format {row.name}, written by {row.writer}, needs a plug-in: {fix}")
 
 
 def _has_marks(path: Path, row: Contributed) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from moereplay.traces.files import install_contrib
 from moereplay.traces.importers import BUILT_IN, CATCH_ALLS, archive, arrays, plug_ins, table
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options
 from moereplay.traces.importers.exported import KEY
@@ -44,12 +45,12 @@ def load(name: str) -> Importer:
     if name in plug_ins.plug_ins():
         return plug_ins.load(name)
     if name in plug_ins.contributed():
-        raise TraceError(f"format {name} needs a plug-in: {plug_ins.INSTALL}")
+        raise TraceError(f"format {name} needs a plug-in: run `{install_contrib('importers')}`")
     raise TraceError(f"unknown format {name!r}: {hint(name, names())}")
 
 
 def detect(path: Path, warn: Callable[[str], None] = lambda line: None) -> Importer:
-    """Return the first importer that recognises the file or folder; `warn` is told of plug-ins that cannot be loaded.
+    """Return the first importer that recognises the file or folder; `warn` gets a line for each broken plug-in.
 
     Raises TraceError if none does, naming the plug-in to install if the file is of a format of moereplay-importers.
     """

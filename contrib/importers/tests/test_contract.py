@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from contrib.importers.tests.catalogue import ALL
+from moereplay.traces.files import install_contrib
 from moereplay.traces.importers import plug_ins
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.schema import TraceError
@@ -55,12 +56,6 @@ def test_without_the_package_an_import_names_it(
     monkeypatch.setattr(plug_ins, "plug_ins", dict)
     for format in (None, sample.importer):
         with pytest.raises(
-            TraceError, match=f"{sample.importer}.* needs a plug-in: run `pip install moereplay-importers`"
+            TraceError, match=f"{sample.importer}.* needs a plug-in: run `{install_contrib('importers')}`"
         ):
             importers.read(sample.path, sample.options, format)
-
-
-def test_every_format_has_marks_and_a_row_of_the_readme() -> None:
-    formats = {name for name, point in plug_ins.plug_ins().items() if point.value.startswith("moereplay_importers.")}
-    assert set(plug_ins.contributed()) == formats
-    assert importers.markdown(sorted(formats)) in README.read_text()
