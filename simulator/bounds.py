@@ -21,6 +21,7 @@ from moereplay.policies.grammar import at_most, note, parse
 from moereplay.policies.hooks import given_by
 from moereplay.results.serving import shortened
 from moereplay.results.settings import KINDS
+from moereplay.simulator.capacity import Listed
 from moereplay.simulator.config import SEMANTICS_VERSION, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.platforms import platform
@@ -96,7 +97,7 @@ def _bound(ready: Plan, admission: str) -> Bound:
     spec, sizes = ready.spec(log=False), ready.layout.tiers[0]
     if ready.config.scope == "per_link" and admission:
         return _by_link(ready, admission, spec)
-    return replace(_beside(ready.config, admission, spec.pools, sizes), resident=ready.resident)
+    return replace(_beside(ready.config, spec.start[0], admission, spec.pools, sizes), resident=ready.resident)
 
 
 def _by_link(ready: Plan, admission: str, spec: RunSpec) -> Bound:
@@ -108,22 +109,24 @@ def _by_link(ready: Plan, admission: str, spec: RunSpec) -> Bound:
         each = sorted({sizes[x // experts] for x, home in enumerate(spec.pool_of) if home == link})
         if not each:
             continue
-        warm = tuple(pair for pair in ready.config.warm if pair not in others)
+        warm = tuple(pair for pair in spec.start[0] if pair not in others)
         part = Bound(*how, "global", ready.config.contract, (pool // each[0],), warm)
         part = replace(part, pool=pool, sizes=sizes) if len(each) > 1 else part
         parts.append(replace(part, resident=tuple(sorted(others | set(ready.resident)))))
-    return Bound(*how, "per_link", ready.config.contract, (), ready.config.warm, parts=tuple(parts))
+    return Bound(*how, "per_link", ready.config.contract, (), spec.start[0], parts=tuple(parts))
 
 
-def _beside(config: ReplayConfig, admission: str, pools: tuple[int, ...], sizes: tuple[int, ...]) -> Bound:
+def _beside(
+    config: ReplayConfig, warm: Listed, admission: str, pools: tuple[int, ...], sizes: tuple[int, ...]
+) -> Bound:
     """Return the bound of what residents leave of the pools."""
     how = (admission, config.schedule, config.reset, config.scope, config.contract)
     if not admission:
-        return Bound(*how, (), config.warm)
+        return Bound(*how, (), warm)
     if len(pools) == 1 and len(set(sizes)) > 1:
-        return Bound(*how, (pools[0] // min(sizes),), config.warm, pools[0], sizes)
+        return Bound(*how, (pools[0] // min(sizes),), warm, pools[0], sizes)
     slots = tuple(pool // size for pool, size in zip(pools, sizes, strict=False))
-    return Bound(*how, slots, config.warm)
+    return Bound(*how, slots, warm)
 
 
 def bound_of(trace: Trace, config: ReplayConfig) -> Bound | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +22,7 @@ from moereplay.simulator.source import Gates, TraceSource
 from moereplay.simulator.times import Times
 from moereplay.traces.derived import read_only, shared
 from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.texts import counted
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,45 @@ class RunSpec:
 
     @cached_property
     def warm(self) -> list[int]:
-        """Copies y that are resident from the start, at the highest precision."""
-        experts, precisions = self.layout.geometry.experts, self.layout.precisions
-        return [(layer * experts + expert) * precisions for layer, expert in self.config.warm]
+        """Copies y that are in the fast tier from the start, at the highest precision."""
+        return [self._copy(pair) for pair in self.start[0]]
+
+    @cached_property
+    def warm_lower(self) -> list[list[int]]:
+        """Copies y that are in each lower tier from the start, the first to be evicted first."""
+        return [[self._copy(pair) for pair in reversed(pairs)] for pairs in self.start[1:]]
+
+    def _copy(self, pair: tuple[int, int]) -> int:
+        return (pair[0] * self.layout.geometry.experts + pair[1]) * self.layout.precisions
+
+    @cached_property
+    def start(self) -> list[Listed]:
+        """What --warm lists, by tier from the top down: each has what the ones above it have no room for.
+
+        Raises ConfigError for more than the tiers hold.
+        """
+        sizes, experts = self.layout.tiers[0], self.layout.geometry.experts
+        left, held, rest = list(self.pools), list[tuple[int, int]](), list[tuple[int, int]]()
+        for layer, expert in self.config.warm:
+            pool = self.pool_of[layer * experts + expert]
+            if left[pool] < sizes[layer] and not self.lower:
+                given = sum(sizes[at] for at, of in self.config.warm if self.pool_of[at * experts + of] == pool)
+                raise ConfigError(
+                    f"--warm fills pool {pool} with {given:,} bytes, its capacity is {self.pools[pool]:,}; name fewer "
+                    "experts"
+                )
+            fits = left[pool] >= sizes[layer]
+            left[pool] = left[pool] - sizes[layer] if fits else 0  # what follows one that does not fit lies below
+            (held if fits else rest).append((layer, expert))
+        tiers = [tuple(held)]
+        for size in self.lower:
+            filled = list(accumulate(sizes[layer] for layer, _ in rest))
+            many = bisect_right(filled, size)
+            tiers.append(tuple(rest[:many]))
+            rest = rest[many:]
+        if rest:
+            raise ConfigError(f"--warm lists {counted(len(rest), 'expert')} more than all tiers hold; name fewer")
+        return tiers
 
     @cached_property
     def chosen(self) -> PolicySet:

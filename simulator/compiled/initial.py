@@ -302,7 +302,8 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_counters": WIDTH,
         "n_times": TIMES,
         "n_par": len(chosen.eviction.par()),
-        "n_warm": len(spec.config.warm),
+        "n_warm": len(spec.warm),
+        "n_warm_lower": sum(map(len, spec.warm_lower)),
         "n_resident": len(spec.resident),
         "n_firsts": len(inputs["first_share"]),
         "n_shares": len(inputs["share_start"]),
@@ -368,6 +369,8 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     arrays["keyed_scope"][:] = 0 if state["key_scope"] == TOUCH else NEVER_LEFT
     arrays["keyed_pass"][:] = NEVER_LEFT
     arrays["warm"][:], arrays["resident"][:] = spec.warm, spec.resident
+    below = [(tier, y) for tier, copies in enumerate(spec.warm_lower) for y in copies]
+    arrays["warm_tier"][:], arrays["warm_lower"][:] = np.array(below, np.int64).reshape(-1, 2).T
     if spec.arrivals:
         arrays["arrival_ns"][:] = np.array(spec.arrivals, np.int64)[arrays["requests"]]
 

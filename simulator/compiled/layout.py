@@ -85,6 +85,7 @@ LENGTHS = (
     "n_ranks n_ring n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates n_lanes "
     "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
     "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
+    "n_warm_lower "
     "n_sums n_drafting n_batched n_batch n_slots n_shares n_share_rows n_arrivals n_firsts n_noted n_noted_tokens "
     "n_course "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
@@ -263,6 +264,8 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "arrival_ns": (np.int64, ("n_arrivals",)),  # by number of the request
     "warm": (np.int64, ("n_warm",)),
     "resident": (np.int64, ("n_resident",)),
+    "warm_tier": (np.int64, ("n_warm_lower",)),
+    "warm_lower": (np.int64, ("n_warm_lower",)),
 }
 #: The demand side: a schedule of passes over recorded tokens. A pass consists of rows, numbered through the run. Unless
 #: a state is `batched`, row r is token r, the rows of a pass share a request and phase, and arrays of rows are empty.
@@ -414,7 +417,7 @@ LOOKED_UP = (
 #: table.
 TWO_TIERS = dict.fromkeys((name for name in LOOKED_UP if name != "n_links"), 0)
 TWO_TIERS |= dict.fromkeys(("has_loading", "loads_prefetches", "waits_for_all", "by_matrix", "has_stages"), 0)
-TWO_TIERS |= dict.fromkeys(("cpu_tier", "sync_ns", "next_pass"), 0)
+TWO_TIERS |= dict.fromkeys(("cpu_tier", "sync_ns", "next_pass", "n_warm_lower"), 0)
 PLAIN = TWO_TIERS | OWN_CLOCK
 #: The caller reports when activities of compute and of one link end.
 STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}

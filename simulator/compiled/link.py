@@ -120,6 +120,15 @@ def fill(s, tier, y):
     return onward
 
 
+@called
+def warm_lower(s, tier, y):
+    """Make copy y resident in a tier before the start."""
+    s.is_there[cell(s, tier, y)] = 1
+    s["lower"][tier]["used"] += s.copies[y]["bytes"]
+    s["lower"][tier]["complete"] += s.copies[y]["bytes"]
+    put_last(s, tier, y)
+
+
 @fast
 def set_onward(s, tier, y, onward):
     """Set what goes on from a tier that copy y is on its way into."""

@@ -11,7 +11,7 @@ from moereplay.policies.contract import RESIDENT
 from moereplay.simulator.compiled.cache import clear_cache, keep_for_good, warm_copy
 from moereplay.simulator.compiled.clock import OVER, STEP, busy_until, go_to, stop
 from moereplay.simulator.compiled.counters import BY_RESET, BYTES_UNUSED_AT_END, IS_RESET, count, note
-from moereplay.simulator.compiled.link import clear_links
+from moereplay.simulator.compiled.link import clear_links, warm_lower
 from moereplay.simulator.compiled.links import forget_predictions
 from moereplay.simulator.compiled.ranking import clear_ranking, clear_uses
 from moereplay.simulator.compiled.state import layer_of, notifier, own_eviction, own_miss, own_prefetch, own_routing
@@ -105,6 +105,8 @@ def warm_up(s, hooks):
         warm_copy(s, y)
         if s["listeners_on_insert"] != 0:
             on_insert(s, hooks, y, 0)
+    for i in range(s["n_warm_lower"]):
+        warm_lower(s, s.warm_tier[i], s.warm_lower[i])
 
 
 @called

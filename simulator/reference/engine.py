@@ -86,7 +86,7 @@ class Engine:
         machine = machine or simulated(spec.times, spec.layout.precisions)
         self.env = machine.env
         self.finished = Wakeup(self.env)
-        self._config, self._warm = config, spec.warm
+        self._config, self._start = config, (spec.warm, spec.warm_lower)
         self._counters = Counters(spec.layout.geometry.layers, spec.arrivals)
         self._tables = Tables(spec.layout, spec.pool_of, oracle_of(source, config, chosen.eviction), config.seed)
         self._log = EventLog(self.env, self._tables, spec.log)
@@ -149,8 +149,10 @@ class Engine:
 
     def warm_up(self) -> None:
         """Make warm copies resident before the first pass."""
-        for y in self._warm:
+        fast, lower = self._start
+        for y in fast:
             self._cache.warm(y)
+        self._links.warm(lower)
 
     def _reset_due(self, requests: set[int]) -> bool:
         """Return True if a reset precedes this pass; `request`: if it shares no request with the previous pass."""

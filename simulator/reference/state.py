@@ -264,6 +264,11 @@ class LowerTier:
         """Make a landed copy resident."""
         self._order[transfer.y] = None
 
+    def warm(self, y: int) -> None:
+        """Make a copy resident before the start."""
+        self._order[y] = None
+        self._used += self._bytes(y)
+
     def _bytes(self, y: int) -> int:
         return self._tables.copies[y]["bytes"]
 

@@ -15,6 +15,7 @@ from moereplay.simulator.capacity import at_homes, room
 from moereplay.simulator.config import FUTURE
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.times import homes_of
+from moereplay.simulator.wires import LowerTier
 from moereplay.traces.passes import Slots
 from moereplay.traces.schema import Router
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists
@@ -179,6 +180,8 @@ def hybrid(draw: st.DrawFn, **fixed: Any) -> Scenario:
     cpu = {"tier": draw(st.sampled_from(tiers)).name, "sync_ns": draw(st.sampled_from((0, 0, 3)))}
     scenario.times.update(tiers=tiers, cpu=cpu)
     scenario.settings["resident"] = draw(_resident(scenario))
+    if "warm" not in fixed:
+        scenario.settings["warm"] += draw(_warm_below(scenario, tiers[0]))
     return scenario
 
 
@@ -298,6 +301,19 @@ def arriving(draw: st.DrawFn, **fixed: Any) -> Scenario:
     scenario.settings.update(passes=f"batch:{slots.many}{chunk}", arrivals_ns=tuple(accumulate(gaps)))
     guess = draw(st.one_of(st.none(), guesses(scenario)))
     return scenario._replace(source=ListSource(source.geometry, source.requests, slots.alone, guess, arrive=True))
+
+
+@st.composite
+def _warm_below(draw: st.DrawFn, scenario: Scenario, tier: LowerTier) -> tuple[tuple[int, int], ...]:
+    """Some more warm experts, that the first lower tier would hold alone."""
+    geometry, listed = scenario.source.geometry, (*scenario.settings["warm"], *scenario.settings["resident"])
+    every = [(layer, expert) for layer in range(geometry.layers) for expert in range(geometry.experts)]
+    more, room = list[tuple[int, int]](), int(tier.capacity.removesuffix("B"))
+    for pair in draw(st.lists(st.sampled_from(every), unique=True, max_size=6)):
+        if pair not in listed and geometry.expert_bytes[pair[0]] <= room:
+            room -= geometry.expert_bytes[pair[0]]
+            more.append(pair)
+    return tuple(more)
 
 
 @st.composite

@@ -96,6 +96,22 @@ class TestByHand:
         assert replay_lists(source, 4, where, reset="request")["bytes_lower"] == 2
         assert replay_lists(source, 4, where, reset="never")["bytes_lower"] == 1
 
+    def test_what_is_warm_beyond_the_fast_tier_lies_in_dram_and_the_first_listed_stays_longest(self) -> None:
+        # a fast tier of one and DRAM of two, warm: 0; 1, 2. Demand 1, 3, 2, 1: 1 is read at once; 3 comes from below in
+        # the place of 2, which was listed last; 2 comes from below in the place of 1, which was read before 3
+        where = machine(tiers=[dram(2)])
+        demand = tokens(*([[e]] for e in (0, 1, 3, 2, 1)))
+        source = ListSource(sizes(1, 4, 1), [Prompted(demand)])
+        outcome = replay_lists(source, 1, where, warm=((0, 0), (0, 1), (0, 2)))
+        assert outcome.counts("hits", "misses") == (1, 4)
+        assert [expert for *_, expert in outcome.spans("fill")] == [3, 2, 1]
+
+    def test_what_follows_a_warm_expert_that_does_not_fit_lies_below_and_more_than_all_tiers_is_refused(self) -> None:
+        where, source = machine(tiers=[dram(1)]), ListSource(sizes(1, 4, 1), [Prompted(tokens([[1]], [[1]]))])
+        assert replay_lists(source, 1, where, warm=((0, 0), (0, 1)))["bytes_lower"] == 0
+        with pytest.raises(ConfigError, match="--warm lists 1 expert more than all tiers hold; name fewer"):
+            replay_lists(source, 1, where, warm=((0, 0), (0, 1), (0, 2)))
+
     def test_two_tiers_are_two_more_links(self) -> None:
         # 4 ns from the disk, 2 ns over CXL, 1 ns into the fast tier; in the same nanosecond the higher tier acts first
         where = machine(tiers=[dram(1), dram(4, bytes_per_ns=0.25)])
