@@ -54,7 +54,19 @@ def platform(name: str) -> Platform:
     return _changed(_unchanged(base), name, changes) if changes else _unchanged(base)
 
 
+_KEPT: dict[str, Platform] = {}
+
+
+def kept(machine: Platform) -> str:
+    """Return a name under which this process finds a platform that lies in no file; `as_toml` writes it for others."""
+    name = f"{machine.name.replace(':', ' ')} {machine.seal}"
+    _KEPT[name] = machine
+    return name
+
+
 def _unchanged(name: str) -> Platform:
+    if name in _KEPT:
+        return _KEPT[name]
     return _preset(name) if name in NAMES else _valid(_document(name, ()), name)
 
 

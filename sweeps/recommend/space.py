@@ -158,7 +158,7 @@ def started(trace: Trace, config: ReplayConfig, start: str) -> ReplayConfig | No
         ready = plan(trace, empty)
     except (ConfigError, PolicyError):
         return None
-    warm = _filled(order, ready.capacity.pools, ready.layout.tiers[0], trace.geometry.experts * (start == LAYERS))
+    warm = filled(order, ready.capacity.pools, ready.layout.tiers[0], trace.geometry.experts * (start == LAYERS))
     if not warm:
         return None
     profile = warm if start == LAYERS and empty.profile else empty.profile
@@ -215,7 +215,7 @@ def _first_uses(trace: Trace) -> np.ndarray:
     return counts
 
 
-def _filled(order: Experts, pools: Sequence[int], sizes: Sequence[int], together: int) -> Experts:
+def filled(order: Experts, pools: Sequence[int], sizes: Sequence[int], together: int) -> Experts:
     """Return the first experts of an order that fit their pools; with `together`, in complete groups of that size."""
     left, held = list(pools), []
     step = max(1, together)

@@ -1,0 +1,572 @@
+"""The answer for a model on a machine: every setting of every engine is replayed, and the best, its memory and more follow.
+
+All speeds are those of replays by the compiled engine in this process. Settings are compared at the routing in the middle;
+what is printed has its range over all routings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median_low
+from typing import Any, NamedTuple
+
+from moereplay.results.result import Result
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.machine import CARD_SIZES, KIT_SIZES, NO_LIMIT, Machine, better, with_memory
+from moereplay.simulator.platform import Roofline
+from moereplay.simulator.replay import replay
+from moereplay.sweeps.recommend.decoding import PLAIN, Asked
+from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
+from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.settings import (
+    GLOBAL_LRU,
+    LAYERS,
+    STATIC,
+    SYSTEM,
+    Setting,
+    Sum,
+    expert_us,
+    machines_of,
+    memory_of,
+    of_layers,
+    room_of,
+    setting_at,
+    settings,
+    settings_of,
+)
+from moereplay.traces.geometry import last_layers, mean_experts
+from moereplay.traces.texts import sold
+from moereplay.traces.units import GB
+
+WORTH = 0.01  #: smaller gains do not count
+BORNE_OUT = 1.5  #: measured over predicted time, median, of engines that may lead
+UNKNOWN_DENSE = (
+    "the bytes of dense weights are unknown: they take no memory here, and no time unless the platform states it; "
+    "pass --dense"
+)
+
+
+class Range(NamedTuple):
+    """Least, median and most over the routings; of two in the middle the lower, which is one routing's own."""
+
+    least: float
+    middle: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Range:
+        """Return the range of values."""
+        return cls(min(values), median_low(values), max(values))
+
+    def over(self, other: Range) -> Range:
+        """Return the gain over another range, both ends of both."""
+        return Range(self.least / other.least - 1, self.middle / other.middle - 1, self.most / other.most - 1)
+
+
+class Parts(NamedTuple):
+    """Nanoseconds of a token by what it waits for; hidden work does not count."""
+
+    compute: float  #: of the fast processor
+    cpu: float
+    link: float
+    disk: float
+    sync: float  #: launches, submissions and other work of every layer
+
+    @property
+    def total(self) -> float:
+        """The token's time."""
+        return sum(self)
+
+
+class Replayed(NamedTuple):
+    """A setting replayed with one routing."""
+
+    config: ReplayConfig
+    result: Result
+    tokens_per_s: float  #: of all streams together
+    hit: float  #: of a token's experts in fast memory
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A setting, and its replays."""
+
+    setting: Setting
+    runs: tuple[Replayed, ...]  #: by routing; one, where the routing does not matter
+    parts: Parts  #: at the middle routing
+    memory: tuple[Sum, ...]
+
+    @property
+    def tokens_per_s(self) -> Range:
+        """Tokens/s of all streams together."""
+        return Range.of([run.tokens_per_s for run in self.runs])
+
+    @property
+    def hit(self) -> Range:
+        """Share of a token's experts in fast memory."""
+        return Range.of([run.hit for run in self.runs])
+
+    def gain(self, other: Estimate) -> Range:
+        """Return the gain over another setting, routing by routing."""
+        many = max(len(self.runs), len(other.runs))
+        mine, others = (list(estimate.runs) * (many // len(estimate.runs)) for estimate in (self, other))
+        gains = [run.tokens_per_s / run_of.tokens_per_s - 1 for run, run_of in zip(mine, others, strict=True)]
+        middle = self.tokens_per_s.middle / other.tokens_per_s.middle - 1
+        return Range(min(gains), middle, max(gains))
+
+
+class Way(NamedTuple):
+    """A way to use the fast memory and to serve a miss at one cost for all, and the engines that have it."""
+
+    estimate: Estimate
+    engines: tuple[str, ...]
+
+
+class Turn(NamedTuple):
+    """From this size of fast memory on, the way that is faster: whole layers of bytes."""
+
+    layers: int
+    size: int  #: bytes of experts
+    slots: int
+    faster: str  #: `cache`, `placed`, or `tie` within WORTH
+
+
+class More(NamedTuple):
+    """Speed with a larger or faster part, or a smaller quantisation, on the engine of the answer."""
+
+    what: str
+    tokens_per_s: float
+    gain: float
+    flags: str
+
+
+class Drafted(NamedTuple):
+    """A number of drafts of the answer's engine."""
+
+    drafts: int
+    load: Load
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer."""
+
+    load: Load
+    machine: Machine
+    best: Estimate
+    engines: tuple[Estimate, ...]  #: the best setting of each, the fastest first
+    ladder: tuple[Estimate, ...]  #: of the best mode's knob
+    ways: tuple[Way, ...]  #: the fastest first; none where every expert fits, or there is no CPU beside
+    turns: tuple[Turn, ...]
+    costs: dict[str, float]  #: microseconds of a missing expert, by where it comes from
+    binds: str
+    more: tuple[More, ...]
+    smaller: tuple[More, ...]  #: quantisations
+    left_out: dict[str, str]  #: engines without a setting, and why
+    warnings: tuple[str, ...]
+    steps: tuple[Drafted, ...] = ()  #: by drafts, where they are asked about
+    alone: Estimate | None = None  #: one stream without drafts, where several decode
+    replays: int = 0
+
+
+@dataclass
+class Replays:
+    """Replays settings, each once with each routing."""
+
+    load: Load
+    known: dict[tuple[object, ...], Replayed] = field(default_factory=dict)
+    many: int = 0
+
+    @property
+    def middle(self) -> int:
+        """The routing at which settings are compared."""
+        return (len(self.load.routings) - 1) // 2
+
+    def estimate(self, setting: Setting, whole: bool = True) -> Estimate:
+        """Return the speed of a setting with all routings, or with the middle one alone."""
+        several = whole and setting.by_routing
+        runs = tuple(self._run(setting, at) for at in (range(len(self.load.routings)) if several else [self.middle]))
+        speeds = [run.tokens_per_s for run in runs]
+        middle = runs[speeds.index(median_low(speeds))]
+        made = engine(setting.engine) if setting.engine else NOBODY
+        return Estimate(setting, runs, _parts(self.load, setting, middle), tuple(memory_of(self.load, setting, made)))
+
+    def best(self, found: Sequence[Setting]) -> Setting | None:
+        """Return the fastest at the middle routing; of nearly equal ones the first."""
+        speeds = [self._run(setting, self.middle).tokens_per_s for setting in found]
+        return next((setting for setting, speed in zip(found, speeds, strict=True) if speed >= max(speeds) * 0.999), None)
+
+    def _run(self, setting: Setting, at: int) -> Replayed:
+        key = (*setting.what, at)
+        if key not in self.known:
+            self.many += 1
+            self.known[key] = _replayed(self.load, setting, at)
+        return self.known[key]
+
+
+def _replayed(load: Load, setting: Setting, at: int) -> Replayed:
+    config = setting.config(load, at)
+    result = replay(load.traces[at], config)
+    tokens = sum(row["decode_tokens"] for row in result.per_request)
+    totals = result.totals
+    return Replayed(config, result, tokens / totals["time_ns"] * 1e9, totals["hits"] / totals["accesses"])
+
+
+def _parts(load: Load, setting: Setting, run: Replayed) -> Parts:
+    """Return the parts of a token. What steps wait for is divided as CPU, link and disk were busy."""
+    totals, platform = run.result.totals, setting.machine.platform
+    tokens = sum(row["decode_tokens"] for row in run.result.per_request)
+    passes = sum(row["decode_passes"] for row in run.result.per_request) / load.decoding.streams
+    steps = passes * load.geometry.layers
+    sync = steps * (setting.launch_ns + 1_000 * setting.mode.step_us)
+    computed = totals["dense_ns"] + totals["expert_ns"] + totals["loading_ns"] - sync
+    stall = max(0, totals["time_ns"] - totals["dense_ns"] - totals["expert_ns"] - totals["loading_ns"])
+    rate = setting.machine.disk_bytes_per_s or 1.0
+    one = not setting.machine.has_main_memory
+    fetched = totals["bytes_demand"] / platform.links[0].bytes_per_s * 1e9
+    busy = {
+        "cpu": float(totals["cpu_ns"]),
+        "link": 0.0 if one else fetched,
+        "disk": (totals["bytes_demand"] if one else totals["bytes_lower"]) / rate * 1e9,
+    }
+    whole = sum(busy.values()) or 1.0
+    waited = {name: stall * ns / whole / tokens for name, ns in busy.items()}
+    return Parts(computed / tokens, waited["cpu"], waited["link"], waited["disk"], sync / tokens)
+
+
+# -- the answer
+
+
+def answer(load: Load, machine: Machine, only: str = "", smaller: Sequence[tuple[str, Load]] = ()) -> Answer:
+    """Return the best settings of all engines, or of one. Raises ConfigError if none can run the model.
+
+    `smaller` are the same model in smaller quantisations, by name.
+    """
+    drafts = load.asked
+    if drafts is None:
+        return _answer(load, machine, only, smaller)
+    found = {many: _best_of(load.at(drafts.at(many)), machine, only) for many in drafts.lengths}
+    number = _choice({many: step for many, step in found.items() if step}, drafts)
+    of = _answer(load.at(drafts.at(number)), machine, only, smaller)
+    made = engine(of.best.setting.engine)
+    steps = []
+    for many in drafts.lengths:
+        at = load.at(drafts.at(many))
+        replays = Replays(at)
+        setting = replays.best([*settings(at, machine, made)])
+        if setting is not None:
+            steps.append(Drafted(many, at, replays.estimate(setting)))
+    alone = None
+    if drafts.streams > 1:
+        one = load.at(PLAIN)
+        replays = Replays(one)
+        setting = replays.best([*settings(one, machine, made)])
+        alone = setting and replays.estimate(setting)
+    return replace(of, steps=tuple(steps), alone=alone)
+
+
+def _choice(speeds: dict[int, float], drafts: Asked) -> int:
+    """Return the number of drafts of the fastest step; the fewest among nearly equal ones."""
+    if not drafts.is_open or not speeds:
+        return drafts.most
+    return next(many for many, speed in speeds.items() if speed * (1 + WORTH) >= max(speeds.values()))
+
+
+def _best_of(load: Load, machine: Machine, only: str) -> float:
+    """Return the tokens/s of the leading setting at the middle routing; 0 if nothing fits."""
+    replays = Replays(load)
+    leading = _leading(replays, load, machine, candidates(load, only))
+    return max((_likely(name, replays.estimate(setting, whole=False)) for name, setting in leading.items()), default=0.0)
+
+
+def _answer(load: Load, machine: Machine, only: str, smaller: Sequence[tuple[str, Load]]) -> Answer:
+    chosen = candidates(load, only)
+    if not chosen[0].runs(load.model):
+        raise ConfigError(
+            f"invalid --engine {only}: it runs only {' and '.join(chosen[0].models)}, not {load.model}; omit --engine"
+        )
+    replays = Replays(load)
+    leading = _leading(replays, load, machine, chosen)
+    if not leading:
+        raise ConfigError(_refusal(load, machine, only))
+    by_engine = sorted(
+        (replays.estimate(setting) for setting in leading.values()), key=lambda estimate: -estimate.tokens_per_s.middle
+    )
+    best = leader(by_engine)
+    made, mode = engine(best.setting.engine), best.setting.mode
+    steps = [*settings_of(load, best.setting.machine, made, mode)]
+    ways = _ways(replays, load, machine)
+    return Answer(
+        load=load,
+        machine=machine,
+        best=best,
+        engines=tuple(by_engine),
+        ladder=tuple(replays.estimate(step, whole=False) for step in steps),
+        ways=ways,
+        turns=tuple(_turns(replays, load, machine, ways)),
+        costs=expert_us(load, machine),
+        binds=binds(load, best),
+        more=tuple(_upgrades(load, machine, best)),
+        smaller=tuple(_smaller(machine, best, smaller)),
+        left_out={} if only else dict(_left_out(load, machine, leading)),
+        warnings=tuple(_warnings(load, machine, best)),
+        replays=replays.many,
+    )
+
+
+def candidates(load: Load, only: str = "") -> tuple[Engine, ...]:
+    """Return the engine of that name, else those that run the model and are known to draft where a pass has drafts."""
+    if only:
+        return (engine(only),)
+    many = load.decoding.drafts.many
+    return tuple(each for each in engines() if each.runs(load.model) and (each.drafts or not many))
+
+
+def _leading(replays: Replays, load: Load, machine: Machine, chosen: Sequence[Engine]) -> dict[str, Setting]:
+    """Return the fastest setting of each engine that has one."""
+    found = {made.name: replays.best([*settings(load, machine, made)]) for made in chosen}
+    return {name: setting for name, setting in found.items() if setting is not None}
+
+
+def leader(found: Sequence[Estimate]) -> Estimate:
+    """Return the fastest of the engines whose predictions were compared with runs, else the fastest of all.
+
+    A prediction that was too fast is scaled by the measured error, and one that was far off is ignored.
+    """
+    tried = [estimate for estimate in found if _may_lead(estimate.setting.engine)] or list(found)
+    speeds = [_likely(estimate.setting.engine, estimate) for estimate in tried]
+    return next(estimate for estimate, speed in zip(tried, speeds, strict=True) if speed >= max(speeds) * 0.999)
+
+
+def _may_lead(name: str) -> bool:
+    band = engine(name).tried
+    return band is not None and band.median <= BORNE_OUT
+
+
+def _likely(name: str, estimate: Estimate) -> float:
+    band = engine(name).tried
+    return estimate.tokens_per_s.middle / max(1.0, band.median if band else 1.0)
+
+
+def _upgrades(load: Load, machine: Machine, best: Estimate) -> Iterator[More]:
+    """Yield what each better part gives on the same engine, the most first; parts that give nothing are left out."""
+    made, found = engine(best.setting.engine), []
+    for what, upgraded in better(machine, load.expert_bytes):
+        replays = Replays(load)
+        setting = replays.best([*settings(load, upgraded, made)])
+        if setting is not None:
+            speed = replays.estimate(setting, whole=False).tokens_per_s.middle
+            found.append(More(what, speed, speed / best.tokens_per_s.middle - 1, setting.flags))
+    yield from sorted((more for more in found if more.gain > WORTH), key=lambda more: -more.gain)
+
+
+def _smaller(machine: Machine, best: Estimate, smaller: Sequence[tuple[str, Load]]) -> Iterator[More]:
+    """Yield the speed of the same model in smaller quantisations on the same engine."""
+    made = engine(best.setting.engine)
+    for name, load in smaller:
+        replays = Replays(load)
+        setting = replays.best([*settings(load, machine, made)])
+        if setting is not None:
+            speed = replays.estimate(setting, whole=False).tokens_per_s.middle
+            yield More(name, speed, speed / best.tokens_per_s.middle - 1, setting.flags)
+
+
+def binds(load: Load, estimate: Estimate) -> str:
+    """Return the resource of a token's largest part: memory or link rates, processors, the disk, or launches."""
+    machine, parts = estimate.setting.machine, estimate.parts
+    largest = max(parts._fields, key=lambda name: getattr(parts, name))
+    if largest == "cpu":
+        return "CPU cores" if _computes(machine.platform.cpu, load) else "RAM bandwidth"
+    if largest == "compute":
+        of_gpu = machine.has_main_memory
+        processor = "compute of the GPU" if of_gpu else "compute"
+        rate = "VRAM bandwidth" if of_gpu else "memory bandwidth"
+        return processor if _computes(machine.platform.compute, load) else rate
+    return {"link": "link between RAM and VRAM", "disk": "disk reads", "sync": "kernel launches and synchronisation"}[
+        largest
+    ]
+
+
+def _computes(processor: object, load: Load) -> bool:
+    """Return whether a token's expert takes longer to compute than to read."""
+    if not isinstance(processor, Roofline):
+        return False
+    geometry = load.geometry
+    size = sum(geometry.expert_bytes) / geometry.layers
+    params = geometry.expert_params or size * 8 / geometry.expert_bits
+    return 2 * params / processor.flops > size / processor.expert_rate(geometry.weight_format)
+
+
+def _left_out(load: Load, machine: Machine, found: dict[str, Setting]) -> Iterator[tuple[str, str]]:
+    """Yield every engine that cannot run this case, with the reason."""
+    for made in engines():
+        if made.name in found:
+            continue
+        able = [mode for mode in made.modes if next(machines_of(machine, mode), None)]
+        if not made.runs(load.model):
+            yield made.name, f"runs only {' and '.join(made.models)}"
+        elif load.decoding.drafts.many and not made.drafts:
+            yield made.name, "not known to draft"
+        elif not able:
+            kinds = dict.fromkeys(kind for mode in made.modes for kind in mode.machines)
+            yield made.name, f"runs on {' or '.join(kinds)} only"
+        elif room_of(load, machine, made) < 0:
+            yield made.name, f"what is not experts does not fit in {machine.platform.fast_tier}"
+        elif all(mode.below == "none" for mode in able) and machine.has_main_memory:
+            yield made.name, "all experts must fit in RAM" if able[0].copies else "all experts must fit in VRAM and RAM"
+        else:
+            yield made.name, "no setting fits"
+
+
+def _warnings(load: Load, machine: Machine, best: Estimate) -> Iterator[str]:
+    if not load.dense_bytes:
+        yield UNKNOWN_DENSE
+    if best.setting.disk_bytes:
+        share = best.setting.disk_bytes / load.expert_bytes
+        yield f"{share:.0%} of the experts fit in no memory and are read from the disk again and again"
+    lacking = -room_of(load, machine, engine(best.setting.engine))
+    if machine.kind == "gpu" and lacking > 0:
+        yield (
+            f"what is not experts needs {lacking / GB:.2g} GB more than the {machine.platform.fast_tier} has: the GPU "
+            "is left out here; a shorter --context or a smaller --kv-bits may fit"
+        )
+
+
+def _refusal(load: Load, machine: Machine, only: str) -> str:
+    """Return why nothing fits."""
+    needed = load.expert_bytes + load.fixed_bytes
+    has = machine.memory_bytes + machine.ram_bytes
+    who = f"engine {only}" if only else "any engine"
+    fast, ram = machine.memory_bytes, machine.ram_bytes
+    memories = f"{fast / GB:.4g} GB of {machine.platform.fast_tier} (sold as {sold(fast)})"
+    memories += f" and {ram / GB:.4g} GB of RAM (sold as {sold(ram)})" if machine.has_main_memory else ""
+    if machine.disk_bytes_per_s is None and needed > has:
+        return (
+            f"the model needs {needed / GB:.4g} GB, and the machine has {memories}; pass more --vram or --ram, fewer "
+            "bits per weight, or a --disk to read from"
+        )
+    return (
+        f"no setting of {who} fits: {load.fixed_bytes / GB:.4g} GB of dense weights, KV cache, buffers and runtime, "
+        f"and {load.expert_bytes / GB:.4g} GB of experts, on {memories}; pass more memory, a smaller --runtime, a "
+        f"shorter --context{', or another --engine' if only else ' or fewer bits per weight'}"
+    )
+
+
+# -- Ways to use the same bytes of fast memory, all at the same costs, which are no engine's
+#
+# Engines differ in more than placement, so their settings do not say which way to place suits a machine. Here experts are
+# placed for good (whole layers, or the most used ones by a list) or cached (the last used ones), and what fast memory
+# lacks is computed by the CPU, fetched, or divided between both.
+
+LAYER_US = 30  #: submissions and waiting of a layer with a miss: the middle of what engines take
+CACHE_US = 14  #: of a cache, in every layer: victims 9 to 11 us, gathering the slots 3.4 us (vLLM's, in a GPU's graph)
+WAYS = ((LAYERS, "cpu"), (STATIC, "cpu"), (STATIC, "fetch"), (GLOBAL_LRU, "cpu"), (GLOBAL_LRU, "fetch"), (GLOBAL_LRU, "split"))
+
+
+def _mode(holds: str, miss: str) -> Mode:
+    cache = holds == GLOBAL_LRU
+    costs = {"layer_us": LAYER_US, "step_us": CACHE_US * cache, "overlap": holds != LAYERS, "copies": cache}
+    about = {"name": "way", "flags": "", "source": "no engine's: one cost for all", "below": "direct"}
+    return Mode.model_validate(about | {"holds": holds, "miss": miss} | costs)
+
+
+MODES = tuple(_mode(*way) for way in WAYS)
+NOBODY = Engine(name="", summary="", home="", modes=MODES)
+
+
+def _ways(replays: Replays, load: Load, machine: Machine) -> tuple[Way, ...]:
+    """Compare the ways; none where fast memory lies over the disk, every expert fits, or none does."""
+    size = room_of(load, machine, NOBODY)
+    if not machine.has_main_memory or machine.platform.cpu is None or not 0 < size < load.expert_bytes:
+        return ()
+    found = [(mode, setting) for mode in MODES for setting in _way(load, machine, mode, size)]
+    made = [Way(replays.estimate(setting), _engines(load, mode)) for mode, setting in found]
+    return tuple(sorted(made, key=lambda way: -way.estimate.tokens_per_s.middle))
+
+
+def _way(load: Load, machine: Machine, mode: Mode, size: int) -> Iterator[Setting]:
+    least = max(load.geometry.expert_bytes) * (load.geometry.layers if mode.holds == STATIC else load.geometry.k)
+    if mode.holds == LAYERS:
+        layers = last_layers(load.geometry, size)
+        yield from setting_at(load, machine, NOBODY, mode, of_layers(load, layers), layers)
+    elif size >= least:
+        yield from setting_at(load, machine, NOBODY, mode, size, 0)
+
+
+def _engines(load: Load, mode: Mode) -> tuple[str, ...]:
+    """Return the engines that have a way; those that cache per layer cache as well."""
+    kinds = ("lru", GLOBAL_LRU) if mode.holds == GLOBAL_LRU else (mode.holds,)
+    return tuple(
+        made.name
+        for made in engines()
+        if made.runs(load.model)
+        and any(of.holds in kinds and of.miss == mode.miss and "gpu" in of.machines for of in made.modes)
+    )
+
+
+TURNS = 8  #: sizes of fast memory at which the ways are compared
+
+
+def _turns(replays: Replays, load: Load, machine: Machine, ways: Sequence[Way]) -> Iterator[Turn]:
+    """Yield the sizes at which another way becomes the faster one at the middle routing: the best of each kind here."""
+    best: dict[bool, Mode] = {}
+    for way in ways:
+        best.setdefault(way.estimate.setting.mode.holds == GLOBAL_LRU, way.estimate.setting.mode)
+    if len(best) < 2:
+        return
+    before, layers = "", load.geometry.layers
+    for many in sorted({max(1, round(layers * part / TURNS)) for part in range(1, TURNS)}):
+        size = of_layers(load, many)
+        where = with_memory(machine, load.fixed_bytes + size)
+        speeds = {}
+        for cache, mode in best.items():
+            setting = next(_way(load, where, mode, size), None)
+            speeds[cache] = replays.estimate(setting, whole=False).tokens_per_s.middle if setting else 0.0
+        if not all(speeds.values()):
+            continue
+        gain = speeds[True] / speeds[False] - 1
+        faster = "tie" if abs(gain) <= WORTH else "cache" if gain > 0 else "placed"
+        if faster != before:
+            yield Turn(many, size, mean_experts(load.geometry, size), faster)
+        before = faster
+
+
+# -- Tokens/s over sizes of fast memory and of main memory, with the rates of one machine
+
+LEAST_RAM = 16  #: GiB of main memory
+NEAR = 0.1  #: sizes that differ by less are one
+
+
+def surface(of: Answer) -> list[dict[str, Any]]:
+    """Return tokens/s of the answer's engine at each pair of sizes, the machine's own among them; 0 if nothing fits.
+
+    The list is empty for a machine without main memory below its fast memory.
+    """
+    load, machine, made = of.load, of.machine, engine(of.best.setting.engine)
+    if not machine.has_main_memory:
+        return []
+    own = [machine.ram_bytes] if machine.ram_bytes < NO_LIMIT else []
+    whole, points = load.fixed_bytes + load.expert_bytes, []
+    cards = _with([machine.memory_bytes], _up_to(whole, [gib << 30 for gib in CARD_SIZES]))
+    replays = Replays(load)
+    for ram in _with(own, _up_to(whole + SYSTEM, [gib << 30 for gib in KIT_SIZES if gib >= LEAST_RAM])):
+        for vram in cards:
+            where = with_memory(machine, vram)._replace(ram_bytes=int(ram))
+            setting = replays.best([*settings(load, where, made)])
+            speed = replays.estimate(setting, whole=False).tokens_per_s.middle if setting else 0.0
+            here = vram == machine.memory_bytes and ram in own
+            points.append({"vram_bytes": vram, "ram_bytes": ram, "tokens_per_s": speed, "here": here})
+    return points
+
+
+def _with(own: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """Return the machine's own size among the others; one that is nearly the same, as 8 GiB and 8 GB, is left out."""
+    return sorted({*own, *(size for size in sizes if not any(abs(size / each - 1) < NEAR for each in own))})
+
+
+def _up_to(whole: int, sizes: Sequence[int]) -> list[int]:
+    """Return the sizes up to the first that holds the whole model."""
+    return [size for at, size in enumerate(sizes) if at == 0 or sizes[at - 1] < whole]

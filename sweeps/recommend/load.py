@@ -1,0 +1,314 @@
+"""What a machine has to run: a model as stored, its memory, how requests decode, and routing to replay.
+
+A model without a trace gets routing that is drawn from routing models and kept in the user's cache. Of every routing the
+first part is history, from which fixed placements are made and caches are filled; the rest is replayed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from moereplay.simulator.capacity import CONTEXT, RUNTIME, size_of, sized
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.recommend.decoding import PLAIN, Asked, Decoding, asked
+from moereplay.sweeps.recommend.space import Experts
+from moereplay.traces.checkpoints.found import model_of
+from moereplay.traces.dense import assumption, dense_of, recorded
+from moereplay.traces.drafts import OFF
+from moereplay.traces.files import forget_unused, private_folder, scratch_beside
+from moereplay.traces.geometry import KnownModel, as_known, recognised
+from moereplay.traces.recorder import from_arrays
+from moereplay.traces.routing import RoutingModel, as_toml, draw, routings_for
+from moereplay.traces.schema import Geometry, Trace, shown
+from moereplay.traces.store import open_trace
+from moereplay.traces.summary import synthetic
+from moereplay.traces.texts import counted, size
+
+HISTORY, REPLAYED = 128, 192  #: tokens of a drawn routing, before and in the replay
+MOST_TOKENS = 2_048  #: of a recorded trace, history included
+DIGEST = 32  #: bytes of a sha256
+KEPT_SECONDS = 30 * 86_400.0  #: of drawn routing, without use
+UBATCH = 512  #: rows of a prompt whose logits an engine holds at once (llama.cpp's default -ub)
+#: Formats of the KV cache by their bits: blocks of 32 numbers share a scale of 16 bits.
+KV_FORMATS = {16: ("f16", 16.0), 8: ("q8_0", 8.5), 4: ("q4_0", 4.5)}
+OWN, OTHERS, RECORDED = "the model's own routing", "other models' routing", "recorded routing"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options that describe the load; empty texts and None are assumed."""
+
+    context: int | None = None
+    runtime: str = ""
+    dense: str = ""
+    dense_bits: str = ""
+    quant: str = ""
+    kv_bits: int = 16
+    concurrency: int | None = None
+    draft: str = OFF
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """One routing: ids of the experts that were chosen, (T, L, k), before the replay and in it."""
+
+    name: str
+    history: np.ndarray
+    ids: np.ndarray
+    lengths: tuple[int, ...]  #: tokens of the requests that are replayed
+
+    def order(self, geometry: Geometry) -> Experts:
+        """Return all experts (layer, expert), those first that history used most."""
+        pairs = np.arange(geometry.layers * geometry.experts)
+        uses = np.zeros((geometry.layers, geometry.experts), np.int64)
+        for layer in range(geometry.layers):
+            chosen = self.history[:, layer].ravel()
+            uses[layer] = np.bincount(chosen[chosen >= 0], minlength=geometry.experts)
+        layers, experts = np.divmod(pairs[np.argsort(-uses.ravel(), kind="stable")], geometry.experts)
+        return tuple(zip(layers.tolist(), experts.tolist(), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """A model as stored, its context and memory, how it decodes, and its routings."""
+
+    name: str  #: with the quantisation and the size, for people
+    model: str  #: its name, "" if engines are not asked whether they run it
+    geometry: Geometry
+    context: int  #: positions of each stream
+    kv_bits: int
+    runtime_bytes: int
+    buffer_bytes: int  #: of a prompt's rows: logits and activations
+    routings: tuple[Routing, ...]
+    grade: str  #: how well its routing is known
+    source: str  #: of the routing
+    assumed: tuple[str, ...]
+    known: KnownModel | None = None
+    decoding: Decoding = PLAIN
+    asked: Asked | None = None  #: about drafts and streams
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all experts."""
+        return self.geometry.experts * sum(self.geometry.expert_bytes)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of dense weights in memory; 0 if they are unknown."""
+        return dense_of(self.geometry).resident
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV caches of all streams."""
+        return round(self.decoding.streams * self.geometry.kv_held(self.context) * self.kv_share)
+
+    @property
+    def kv_share(self) -> float:
+        """Bytes of the KV cache over those at 16 bits."""
+        return KV_FORMATS[self.kv_bits][1] / 16
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of a layer that drafts, with its experts; 0 without one."""
+        if not self.decoding.drafts_by_layer:
+            return 0
+        return self.geometry.experts * self.geometry.expert_bytes[-1] + dense_of(self.geometry).layers[-1]
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of fast memory that are not for experts."""
+        return self.dense_bytes + self.kv_bytes + self.runtime_bytes + self.buffer_bytes + self.head_bytes
+
+    @cached_property
+    def traces(self) -> tuple[Trace, ...]:
+        """What is replayed of each routing."""
+        return tuple(from_arrays(routing.ids, self.geometry, lengths=routing.lengths) for routing in self.routings)
+
+    @cached_property
+    def orders(self) -> tuple[Experts, ...]:
+        """All experts by routing, those first that its history used most."""
+        return tuple(routing.order(self.geometry) for routing in self.routings)
+
+    def at(self, decoding: Decoding) -> Load:
+        """Return the load that decodes in another way, with as many requests in its routings as it has streams."""
+        routings = tuple(_together(routing, decoding.streams) for routing in self.routings)
+        return replace(self, decoding=decoding, routings=routings)
+
+
+def model_load(spec: str, options: Options) -> Load:
+    """Return the load of a model. Raises TraceError or ConfigError."""
+    model = model_of(spec, options.quant)
+    cached = {"kv_bytes": model.kv_bytes, "kv_windows": model.kv_windows}
+    geometry = sized(model.geometry.model_copy(update=cached), model.name, options.dense, options.dense_bits)
+    candidates = routings_for(model.name, geometry)
+    own = candidates[0].own
+    names = ", ".join(candidate.name for candidate in candidates)
+    source = f"routing model{'s' if len(candidates) > 1 else ''} {names}"
+    if not own:
+        source = f"no recording of this model's routing: the range is that of {len(candidates)} drawn routings ({names})"
+    stored = f", {options.quant.upper()}" if options.quant else f", experts at {geometry.mean_bits:.4g} bits"
+    load = _load(options, geometry, model.name, f"{shown(model.name)}{stored}", recognised(model.name) or model)
+    assumed = (*load.assumed, *filter(None, (model.note if options.quant else "", model.assumed)))
+    if 0 < model.context < load.context:
+        assumed = (*assumed, f"a longer context than the {model.context:,} positions that the model was made for")
+    routings = tuple(_drawn(candidate.routing, candidate.name, _streams(load)) for candidate in candidates)
+    return replace(
+        load,
+        known=model,
+        routings=routings,
+        assumed=assumed,
+        grade=f"estimated with {OWN if own else OTHERS}",
+        source=source,
+    )
+
+
+def trace_load(path: Path, options: Options) -> Load:
+    """Return the load of a trace's model under its routing. Raises TraceError or ConfigError."""
+    trace = open_trace(path)
+    about = trace.header.provenance
+    geometry = sized(as_known(trace.geometry, about.model), about.model, options.dense, options.dense_bits)
+    load = _load(options, geometry, about.model, shown(about.model), recognised(about.model, geometry))
+    made, told = synthetic(about), assumption(geometry, recorded(about))
+    return replace(
+        load,
+        routings=(_recorded(trace, _streams(load)),),
+        grade=f"estimated with {'synthetic routing' if made else RECORDED}",
+        source=made or f"{counted(trace.tokens, 'token')} of {counted(trace.requests, 'request')}",
+        assumed=(*load.assumed, *filter(None, [told])),
+    )
+
+
+def _streams(load: Load) -> int:
+    return load.asked.streams if load.asked else 1
+
+
+def _load(options: Options, geometry: Geometry, model: str, name: str, known: KnownModel | None) -> Load:
+    """Return the load without routing."""
+    drafts = asked(options.concurrency, options.draft, model)
+    load = Load(
+        name=name,
+        model=model,
+        geometry=geometry,
+        context=CONTEXT if options.context is None else options.context,
+        kv_bits=options.kv_bits,
+        runtime_bytes=size_of(options.runtime, "runtime") if options.runtime else RUNTIME,
+        buffer_bytes=_buffers(geometry, known),
+        routings=(),
+        grade="",
+        source="",
+        assumed=(),
+        known=known,
+        decoding=drafts.at(0) if drafts else PLAIN,
+        asked=drafts,
+    )
+    assumed = []
+    if options.context is None:
+        assumed.append(f"a context of {CONTEXT:,} positions (--context)")
+    if not options.runtime:
+        assumed.append("500 MB of runtime (--runtime)")
+    if not (options.dense or options.dense_bits or options.quant) and not geometry.dense_bytes:
+        assumed.append(f"dense weights at {geometry.dense_bits:g} bits, {size(load.dense_bytes)} (--dense, --dense-bits)")
+    return replace(load, name=f"{name} ({size(load.expert_bytes + load.dense_bytes)})", assumed=tuple(assumed))
+
+
+def _buffers(geometry: Geometry, known: KnownModel | None) -> int:
+    """Return the bytes of UBATCH rows of a prompt: logits of the vocabulary and some activations, four bytes each."""
+    hidden = known.hidden if known else geometry.hidden
+    if not hidden:
+        return 0
+    vocabulary = (geometry.head_params or 0) // hidden
+    return 4 * UBATCH * (vocabulary + ACTIVATIONS * hidden)
+
+
+ACTIVATIONS = 8  #: rows of the width of the residual that a graph holds at once: a layer's inputs, parts and sums
+
+
+# -- routing
+
+
+def _drawn(model: RoutingModel, name: str, streams: int) -> Routing:
+    """Draw a routing, or read the one that was drawn before."""
+    lengths = _lengths(HISTORY, streams) + _lengths(REPLAYED, streams)
+    many = len(lengths) // 2
+    key = hashlib.sha256(f"{as_toml(model)} {lengths}".encode()).hexdigest()[:32]
+    ids = _kept(key)
+    if ids is None:
+        ids = draw(model, lengths)
+        _keep(key, ids)
+    first = sum(lengths[:many])
+    return Routing(name, ids[:first], ids[first:], lengths[many:])
+
+
+def _lengths(tokens: int, streams: int) -> tuple[int, ...]:
+    """Return the lengths of two requests, or of one for each stream, that have about so many tokens together."""
+    many = max(2, streams)
+    return (max(8, tokens // many),) * many
+
+
+def _kept(key: str) -> np.ndarray | None:
+    """Return a drawn routing of the user's cache; None if it is not there, or is damaged."""
+    with suppress(OSError, ValueError, EOFError):
+        content = (private_folder("routings") / key).read_bytes()
+        if hashlib.sha256(content[DIGEST:]).digest() == content[:DIGEST]:
+            return np.load(BytesIO(content[DIGEST:]), allow_pickle=False)
+    return None
+
+
+def _keep(key: str, ids: np.ndarray) -> None:
+    with suppress(OSError):  # nothing can be written there
+        folder = private_folder("routings")
+        forget_unused(folder, "*", KEPT_SECONDS)
+        np.save(content := BytesIO(), ids)
+        scratch = scratch_beside(folder / key)
+        scratch.write_bytes(hashlib.sha256(content.getvalue()).digest() + content.getvalue())
+        scratch.replace(folder / key)
+
+
+def _recorded(trace: Trace, streams: int) -> Routing:
+    """Return the first tokens of a trace that have k experts in every layer. Raises ConfigError for too few requests."""
+    ids, offsets = np.asarray(trace.read("chosen")), np.asarray(trace.request_offsets)
+    whole = (ids >= 0).all(axis=(1, 2))
+    ends = np.unique(np.concatenate([[0], np.cumsum(whole)])[offsets])
+    ids = ids[whole]
+    spans = list(pairwise(ends.tolist()))
+    if len(spans) < streams:
+        raise ConfigError(
+            f"invalid --concurrency {streams}: the trace has {counted(len(spans), 'request')} with k experts in "
+            "every layer: expected at least as many requests as streams; `moereplay traces merge` joins traces"
+        )
+    if len(spans) < 2 * streams:  # the halves of each
+        spans = [
+            part
+            for first, last in spans
+            for part in ((first, (first + last) // 2), ((first + last) // 2, last))
+            if part[0] < part[1]
+        ]
+        spans = spans[::2] + spans[1::2]
+    most = max(1, MOST_TOKENS // max(2, 2 * streams))
+    spans = [(first, min(last, first + most)) for first, last in spans[: max(2, 2 * streams, MOST_TOKENS // most)]]
+    many = max(1, len(spans) // 2)
+    history, replayed = spans[:many], spans[many:] or spans
+    return Routing(
+        trace.header.provenance.model,
+        np.concatenate([ids[first:last] for first, last in history]),
+        np.concatenate([ids[first:last] for first, last in replayed]),
+        tuple(last - first for first, last in replayed),
+    )
+
+
+def _together(routing: Routing, streams: int) -> Routing:
+    """Return a routing whose replayed part has at least as many requests as streams: a longer one is cut."""
+    many = len(routing.lengths)
+    if many >= streams:
+        return routing
+    tokens = sum(routing.lengths)
+    lengths = tuple(tokens // streams + (at < tokens % streams) for at in range(streams))
+    return replace(routing, lengths=lengths)

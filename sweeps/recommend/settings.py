@@ -1,0 +1,294 @@
+"""Settings of engines as replays: what lies where, and the platform whose prices are those of the engine on the machine.
+
+An engine's mode (`engines/*.toml`) says how fast memory is filled, how a miss is served and what that costs. Here it
+becomes a policy set and a platform: synchronisation of a layer with a miss is `cpu.sync_ns` or the link's `start_ns`, what
+every layer costs is `loading.gate_ns`, page faults of a mapped file are a share of the disk's rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from statistics import fmean
+from typing import NamedTuple
+
+from moereplay.simulator.capacity import parse_capacity
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.machine import Machine, without_gpu
+from moereplay.simulator.platform import Contention, Platform, Roofline
+from moereplay.simulator.platforms import kept
+from moereplay.simulator.times import Times, times_of
+from moereplay.simulator.wires import LowerTier
+from moereplay.sweeps.recommend.engines import Engine, Mode, placed
+from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.space import STATIC as STAYS
+from moereplay.sweeps.recommend.space import Experts, filled
+from moereplay.traces.geometry import last_layers
+from moereplay.traces.units import GB
+
+LAYERS, STATIC, LRU, GLOBAL_LRU = "layers", "static", "lru", "lru in one pool"  #: `holds` of a mode
+SYSTEM = 2 * int(GB)  #: main memory for the operating system and other programs, assumed
+MARGIN = 1 << 30  #: of a card, that engines leave free: llama.cpp's own margin (`--fit-target` 1024 MiB)
+#: Rates that are left to CPU and link when both read main memory: 54 of 63.8 and 23.9 of 24.9 GB/s, as measured on a
+#: 4090 host by FreeToken (arXiv 2608.16157).
+TOGETHER = Contention(cpu=54 / 63.8, link=23.9 / 24.9)
+#: Of a disk's rate when pages of a mapped file fault one by one: .56 where whole experts reach 3.9 tokens/s, 8 to 10
+#: where they reach 22 to 24 with half of the model in memory (measured by engines' authors, 2026).
+MAPPED = 1 / 5
+#: A GPU runs about 30 kernels per layer of one decoded token (norms, projections, positions, cache, attention, router,
+#: experts, shared expert, sums; a count of ours), and a launch takes about 3.5 us (engines' authors, 2026).
+KERNELS, KERNEL_NS = 30, 3_500
+RAM = "RAM"  #: the tier between the fast memory of a GPU and the disk
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """One setting of one mode of an engine on a machine, and what lies where. Sizes in bytes."""
+
+    engine: str
+    mode: Mode
+    flags: str
+    machine: Machine  #: without its GPU, where the mode leaves it out
+    fast_bytes: int  #: of experts
+    gpu_layers: int  #: whole layers in fast memory, of a placement by layers
+    ram_bytes: int  #: of experts, in main memory
+    disk_bytes: int  #: of experts that neither holds
+
+    @property
+    def what(self) -> tuple[object, ...]:
+        """What distinguishes the setting from others of one machine, whatever its sizes of memory."""
+        mode, sizes = self.mode, (self.fast_bytes, self.gpu_layers, self.ram_bytes, self.disk_bytes)
+        return (self.engine, mode.name, mode.holds, mode.miss, self.machine.kind, *sizes)
+
+    @property
+    def scheme(self) -> tuple[str, str]:
+        """How experts are held and how the others are handled."""
+        return self.mode.holds, self.mode.miss
+
+    @property
+    def by_routing(self) -> bool:
+        """Whether its speed depends on the routing: whole layers in memory take the same time with every one."""
+        return self.mode.holds != LAYERS or self.disk_bytes > 0
+
+    def config(self, load: Load, at: int) -> ReplayConfig:
+        """Return the replay of routing `at` of the load."""
+        geometry, order = load.geometry, load.orders[at]
+        scope = "per_layer" if self.mode.holds in (STATIC, LRU) else "global"
+        capacity = f"{max(self.fast_bytes, max(geometry.expert_bytes))}B"
+        if self.mode.holds == LAYERS:
+            layers = range(geometry.layers - self.gpu_layers, geometry.layers)
+            warm: Experts = tuple((layer, expert) for layer in layers for expert in range(geometry.experts))
+        else:
+            pools = parse_capacity(capacity, geometry, scope, (geometry.expert_bytes,)).pools
+            warm = filled(order, pools, geometry.expert_bytes, 0)
+        stays = self.mode.holds in (LAYERS, STATIC)
+        uploads = not stays and self.mode.miss == "cpu"
+        config = configure(
+            capacity=capacity,
+            scope=scope,
+            eviction=STAYS if stays else "lru",
+            miss=self.mode.miss,
+            prefetch="missed" if uploads else "none",
+            passes=load.decoding.passes,
+            draft=load.decoding.drafts.text,
+            platform=kept(self.platform(load)),
+        )
+        profile = (warm or order[:1]) if stays else ()
+        return config.model_copy(update={"warm": (*warm, *self._below(load, warm, order)), "profile": profile})
+
+    def _below(self, load: Load, warm: Experts, order: Experts) -> Iterator[tuple[int, int]]:
+        """Yield the experts that main memory holds at the start, where it cannot hold all: the most used others."""
+        if not self.disk_bytes or not self.machine.has_main_memory:
+            return
+        there, left = set(warm), self.ram_bytes
+        for layer, expert in order:
+            if (layer, expert) not in there:
+                left -= load.geometry.expert_bytes[layer]
+                if left < 0:
+                    return
+                yield layer, expert
+
+    def platform(self, load: Load) -> Platform:
+        """Return the machine with the prices of this setting."""
+        base, mode = self.machine.platform, self.mode
+        times = times_of(base.without_tiers(), load.geometry, (load.geometry.expert_bytes,))
+        loading = base.loading.model_copy(update={"gate_ns": base.loading.gate_ns + self._layer_ns(load, times)})
+        compute = base.compute.model_copy(update={"kv_bytes_per_s": None})
+        change: dict[str, object] = {"compute": compute, "loading": loading, "calibration": None, "tried": None}
+        change["memory_bytes"] = None  # the sums of memory are those of the answer
+        if load.decoding.drafts_by_layer and not base.draft.ns_per_token:
+            change["draft"] = base.draft.model_copy(update={"ns_per_token": _draft_ns(load, times)})
+        slow = MAPPED if mode.below == "mmap" else 1.0
+        sync = round(1_000 * mode.layer_us)
+        if not self.machine.has_main_memory:
+            reads = self.machine.disk_bytes_per_s or base.links[0].bytes_per_s
+            link = base.links[0].model_copy(update={"bytes_per_s": reads * slow})
+            overlap = "arrival" if mode.overlap else "none"
+            return base.model_copy(update=change | {"links": (link,), "overlap": overlap})
+        starts = sync if mode.miss != "cpu" else 0
+        links = tuple(link.model_copy(update={"start_ns": link.start_ns or starts}) for link in base.links)
+        tiers = self._tiers(base, slow) if self.disk_bytes else ()
+        cpu = base.cpu and base.cpu.model_copy(
+            update={
+                "tier": tiers[0].name if tiers else "",
+                "sync_ns": base.cpu.sync_ns or sync,
+                "rows_apart": base.cpu.rows_apart or mode.rows_apart,
+            }
+        )
+        contention = base.contention or TOGETHER
+        return base.model_copy(
+            update=change | {"links": links, "tiers": tiers, "cpu": cpu, "contention": contention, "slow_tier": RAM}
+        )
+
+    def _tiers(self, base: Platform, slow: float) -> tuple[LowerTier, ...]:
+        """Return main memory over the disk."""
+        reads = (self.machine.disk_bytes_per_s or 1.0) * slow
+        size = f"{max(1, self.ram_bytes)}B"
+        if base.tiers:
+            return (base.tiers[0].model_copy(update={"capacity": size, "bytes_per_s": reads}),)
+        return (LowerTier(name=RAM, capacity=size, bytes_per_s=reads, latency_ns=self.machine.disk_latency_ns),)
+
+    def _layer_ns(self, load: Load, times: Times) -> int:
+        """Return what every layer takes besides its weights: launches, the engine's own work, and the KV cache."""
+        cached = load.decoding.streams * times.kv_ns(load.context) * load.kv_share
+        return round(cached + 1_000 * self.mode.step_us) + self.launch_ns
+
+    @property
+    def launch_ns(self) -> int:
+        """Nanoseconds of a layer's launches, where the platform's own times do not include them."""
+        platform = self.machine.platform
+        estimated = isinstance(platform.compute, Roofline) and platform.calibrated is None
+        return KERNELS * KERNEL_NS if estimated and self.machine.kind != "cpu" else 0
+
+
+def _draft_ns(load: Load, times: Times) -> int:
+    """Return the nanoseconds of a draft of one stream: one layer with its experts in fast memory, and the output head.
+
+    The streams draft together. No two of them are taken to share an expert.
+    """
+    geometry, streams = load.geometry, load.decoding.streams
+    last = geometry.layers - 1
+    experts = min(streams * geometry.k, geometry.experts) * times.expert_ns(last, 0, 1)
+    layer = times.dense_ns(last, streams) + streams * times.kv_ns(load.context) + experts
+    return round((times.pass_ns(streams) + layer) / streams)
+
+
+# -- which settings there are
+
+STEPS = 12  #: of a ladder, at most
+LEAST_LAYERS = 3  #: settings of a placement by layers that a comparison of engines tries
+
+
+def settings(load: Load, machine: Machine, engine: Engine, ladder: bool = False) -> Iterator[Setting]:
+    """Yield the settings of an engine that fit, with the most experts in fast memory; with `ladder` those with fewer."""
+    for mode in engine.modes:
+        if mode.least_rows <= load.decoding.rows <= mode.most_rows:
+            for where in machines_of(machine, mode):
+                yield from islice(settings_of(load, where, engine, mode), STEPS if ladder else 1)
+
+
+def machines_of(machine: Machine, mode: Mode) -> Iterator[Machine]:
+    """Yield the machine if the mode is for its kind; a machine with a GPU is one without it as well."""
+    if machine.kind in mode.machines:
+        yield machine
+    elif machine.kind == "gpu" and "cpu" in mode.machines and machine.platform.cpu is not None:
+        yield without_gpu(machine)
+
+
+def settings_of(load: Load, machine: Machine, engine: Engine, mode: Mode) -> Iterator[Setting]:
+    """Yield the settings of a mode that fit, at most STEPS, those with the most experts in fast memory first."""
+    room, geometry = room_of(load, machine, engine), load.geometry
+    if room < 0 or (mode.miss != "fetch" and machine.platform.cpu is None):
+        return
+    if mode.holds == LAYERS:
+        fits = last_layers(geometry, room)
+        for layers in _thinned(range(fits, -1, -1)):
+            yield from setting_at(load, machine, engine, mode, of_layers(load, layers), layers)
+        return
+    least = max(geometry.expert_bytes) * (geometry.layers if mode.holds in (LRU, STATIC) else geometry.k)
+    sizes = [room * part // STEPS for part in range(STEPS, 0, -1)] if mode.knobs else [room]
+    for size in sizes:
+        fast = min(load.expert_bytes, size)
+        if fast >= least and (fast < load.expert_bytes or size == room):
+            yield from setting_at(load, machine, engine, mode, fast, 0)
+
+
+def _thinned(steps: Sequence[int]) -> list[int]:
+    """Return at most STEPS of them, the first and the last included."""
+    if len(steps) <= STEPS:
+        return list(steps)
+    return [steps[at] for at in sorted({round(place * (len(steps) - 1) / (STEPS - 1)) for place in range(STEPS)})]
+
+
+def of_layers(load: Load, layers: int) -> int:
+    """Return the bytes of all experts of the last layers."""
+    sizes = load.geometry.expert_bytes
+    return load.geometry.experts * sum(sizes[len(sizes) - layers :])
+
+
+def setting_at(load: Load, machine: Machine, engine: Engine, mode: Mode, fast: int, layers: int) -> Iterator[Setting]:
+    """Yield the setting with the given bytes of experts in fast memory, if the rest fits elsewhere."""
+    everything = load.expert_bytes
+    below = everything if mode.copies and fast < everything else everything - fast
+    room = max(0, machine.ram_bytes - SYSTEM) if machine.has_main_memory else 0
+    ram = min(below, room)
+    disk = below - ram
+    if disk and (mode.below == "none" or machine.disk_bytes_per_s is None):
+        return
+    where = placed(load.geometry, fast, (load.dense_bytes + fast) / machine.memory_bytes)
+    yield Setting(engine.name, mode, mode.render(where, disk), machine, fast, layers, ram, disk)
+
+
+# -- memory
+
+
+class Sum(NamedTuple):
+    """Bytes of a memory by what takes them, and its size."""
+
+    parts: dict[str, int]
+    size: int
+
+    @property
+    def total(self) -> int:
+        """Bytes that are taken."""
+        return sum(self.parts.values())
+
+
+def room_of(load: Load, machine: Machine, engine: Engine) -> int:
+    """Return the bytes of fast memory that are left for experts; negative if the rest does not fit."""
+    return machine.memory_bytes - load.fixed_bytes - kept_back(machine) - engine.prompt_bytes
+
+
+def kept_back(machine: Machine) -> int:
+    """Return the bytes of fast memory that engines and the system keep: a card's margin, or the system's share."""
+    stated = machine.platform.reserve_bytes
+    return int(stated) if stated is not None else MARGIN if machine.kind == "gpu" else SYSTEM
+
+
+def memory_of(load: Load, setting: Setting, engine: Engine) -> list[Sum]:
+    """Return what lies in fast memory, and in main memory below it."""
+    machine = setting.machine
+    parts = {
+        "dense weights": load.dense_bytes,
+        "KV cache": load.kv_bytes,
+        "draft layer": load.head_bytes,
+        "compute buffers": load.buffer_bytes + engine.prompt_bytes,
+        "runtime": load.runtime_bytes,
+        "experts": setting.fast_bytes,
+        "kept free": kept_back(machine),
+    }
+    fast = Sum({name: size for name, size in parts.items() if size}, machine.memory_bytes)
+    if not machine.has_main_memory:
+        return [fast]
+    return [fast, Sum({"experts": setting.ram_bytes, "the system": SYSTEM}, machine.ram_bytes)]
+
+
+def expert_us(load: Load, machine: Machine) -> dict[str, float]:
+    """Return the microseconds of an expert of mean size on the CPU, over the link and from the disk, as there are."""
+    times = times_of(machine.platform.without_tiers(), load.geometry, (load.geometry.expert_bytes,))
+    size = fmean(load.geometry.expert_bytes)
+    rate = machine.disk_bytes_per_s
+    costs = {"cpu": float(times.costs.cpu), "link": float(times.costs.load) if machine.has_main_memory else 0.0}
+    costs["disk"] = size / rate * 1e9 if rate else 0.0
+    return {name: ns / 1000 for name, ns in costs.items() if ns}
