@@ -127,7 +127,7 @@ def document(of: Answer) -> dict[str, Any]:
 
 
 def _estimate(of: Estimate) -> dict[str, Any]:
-    setting, run = of.setting, of.runs[len(of.runs) // 2]
+    setting, run = of.setting, of.middle
     tried = engine(setting.engine).tried_with(setting.mode) if setting.engine else None
     return {
         "engine": setting.engine,
@@ -149,8 +149,8 @@ def _estimate(of: Estimate) -> dict[str, Any]:
 
 
 def _step_of(step: Drafted, none: Drafted) -> dict[str, Any]:
-    totals = step.estimate.runs[0].result.totals
-    passes = sum(row["decode_passes"] for row in step.estimate.runs[0].result.per_request) / step.load.decoding.streams
+    totals = step.estimate.middle.result.totals
+    passes = sum(row["decode_passes"] for row in step.estimate.middle.result.per_request) / step.load.decoding.streams
     return _estimate(step.estimate) | {
         "drafts": step.drafts,
         "gain": step.estimate.gain(none.estimate)._asdict(),
@@ -170,7 +170,10 @@ def machine_words(machine: Machine) -> str:
     """Return a machine in one line."""
     platform = machine.platform
     name = "this machine" if platform.name == "here" else platform.name
-    fast, rate = f"{name}, {sold(machine.memory_bytes)} {platform.fast_tier}", getattr(platform.compute, "memory_bytes_per_s", 0)
+    fast, rate = (
+        f"{name}, {sold(machine.memory_bytes)} {platform.fast_tier}",
+        getattr(platform.compute, "memory_bytes_per_s", 0),
+    )
     parts = [fast + (f" at {rate / GB:.4g} GB/s" if rate else "")]
     if machine.has_main_memory:
         parts.append(f"link {platform.links[0].bytes_per_s / GB:.3g} GB/s")
@@ -342,7 +345,12 @@ def _engine(of: Estimate) -> dict[str, object]:
 
 
 def _more(more: More) -> dict[str, object]:
-    return {"part": more.what, "tokens/s": digits(more.tokens_per_s, 3), "gain": percent(more.gain), "flags": more.flags}
+    return {
+        "part": more.what,
+        "tokens/s": digits(more.tokens_per_s, 3),
+        "gain": percent(more.gain),
+        "flags": more.flags,
+    }
 
 
 def _way(way: Way, of: Answer) -> dict[str, object]:
@@ -375,4 +383,3 @@ def _drafted(step: Drafted, none: Drafted) -> dict[str, object]:
         "hit": f"{step.estimate.hit.middle:.0%}",
         "flags": step.estimate.setting.flags,
     }
-

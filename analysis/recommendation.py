@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moereplay.analysis.drafting_answer import replayed_lines
 from moereplay.analysis.tables import Share, table
 from moereplay.results.remarks import assumptions, seconds_in_words, with_routing
 from moereplay.traces.texts import between, counted, digits, percent, size, sold, times_as_fast
@@ -33,7 +32,7 @@ def lines(found: Document) -> list[str]:
         *_second(found),
         _prefetch(found),
         *_cpu(found),
-        *(replayed_lines(found["decoding"]) if "decoding" in found else ()),
+        *(_replayed(found["decoding"]) if "decoding" in found else ()),
         *_more(found),
         *_target(found),
         *_lossy(found),
@@ -267,3 +266,45 @@ def with_intervals(found: Document, rows: Mapping[str, Sequence[Mapping[str, Any
         "answer": compare(ours, rows[found["second"]["identity"]], "tokens_per_s").answer,
     }
     return {**found, "best": best, "second": second}
+
+
+def _replayed(known: Document) -> Iterator[str]:
+    """Yield the verdict and the table by number of drafts of a search by replays."""
+    steps, streams = known["steps"], known["concurrency"]
+    tried = max(steps[1:], key=lambda step: step["tokens_per_s"], default=None)
+    if tried:
+        drafts = f"{tried['drafts']} draft{'s' if tried['drafts'] > 1 else ''} per pass"
+        words = f"use {drafts}" if known["pays"] else f"do not draft: the best, {drafts}"
+        yield f"drafts: {words}: {percent(known['gain'], signed=True)} tokens/s beside none, each with its fastest set"
+    alone = known["alone"]
+    best = next((step for step in steps if step["drafts"] == known["drafts"]), steps[0])
+    if alone:
+        yield (
+            f"streams: {streams} together have {_three(best['throughput_tokens_per_s'])} tokens/s with prompts, "
+            f"{_three(best['tokens_per_s'])} each in decoding; one at a time without drafts has "
+            f"{_three(alone['throughput_tokens_per_s'])} and {_three(alone['tokens_per_s'])}; "
+            f"hit rate {best['hit_rate']:.0%} in place of {alone['hit_rate']:.0%}"
+        )
+    yield table(
+        [
+            {
+                "drafts": step["drafts"],
+                "tokens": _three(step["tokens_per_pass"]),
+                "tokens/s": _three(step["tokens_per_s"]),
+                "with prompts": _three(step["throughput_tokens_per_s"]),
+                "hit": f"{step['hit_rate']:.0%}",
+                "MB": _three(step["bytes_moved_per_token"] / 1e6),
+                "miss": step["set"]["miss"],
+            }
+            for step in steps
+        ],
+        f"by number of drafts, {streams} at a time (tokens: of a request's pass; tokens/s: of a request in decoding, "
+        "with prompts: of all together; MB: moved per decoded token):",
+    )
+    chances = "/".join(digits(chance, 3) for chance in known["accept"])
+    if tried:
+        yield f"a draft is right with {chances} if those before it are, {known['accept_source']}"
+
+
+def _three(value: float) -> str:
+    return digits(value, 3)

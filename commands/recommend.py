@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,22 +17,21 @@ from moereplay.commands import options
 from moereplay.commands.catalogue import Parts
 from moereplay.commands.options import CORES, OfRecommendation, grouped
 from moereplay.commands.terminal import INTERRUPTED, interruptible, say, say_when_compiling, searching, show, show_json
+from moereplay.results.errors import check_output
 from moereplay.results.settings import expert_lists
 from moereplay.simulator.capacity import CONTEXT, RUNTIME, Memory, divided, memory_of
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.here import here
 from moereplay.simulator.machine import Machine, assembled, of_platform, without_disk
 from moereplay.simulator.platforms import platform
+from moereplay.sweeps.recommend.answer import Answer, answer, keep_answer, none_smaller, surface
+from moereplay.sweeps.recommend.decoding import asked
 from moereplay.sweeps.recommend.document import KNOWN, document
 from moereplay.sweeps.recommend.draft_replays import asked_of, search_with_drafts
-from moereplay.sweeps.recommend.drafting import asked, drafted
-from moereplay.sweeps.recommend.placements import surface
-from moereplay.sweeps.recommend.quick import quick
-from moereplay.sweeps.recommend.quick_document import decoding_document, quick_document
+from moereplay.sweeps.recommend.load import KV_FORMATS, Options, model_load, smaller_loads, trace_load
 from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget
 from moereplay.sweeps.recommend.search import Question, everything, judged, most_replays
 from moereplay.sweeps.recommend.search import search as find
-from moereplay.sweeps.recommend.subject import Asked, model_load, trace_load
 from moereplay.traces.documents import json_text
 from moereplay.traces.files import SAMPLE, bundled, name_of, whole_folder
 from moereplay.traces.geometry import by_spelling
@@ -39,7 +39,8 @@ from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace
 from moereplay.traces.texts import nearest
 
-OF_LOADS = frozenset({"platform", "dense", "dense_bits", "draft"})  #: settings that the closed form reads
+OF_LOADS = frozenset({"platform", "dense", "dense_bits", "draft"})  #: settings that an answer about engines reads
+OF_BOTH = frozenset({"out"})
 POSITIONS = "Positions in the KV cache (default: 4096, assumed)."
 STREAMS = "Requests that decode together, each with --context positions (default: 1)."
 
@@ -52,6 +53,7 @@ class Given(NamedTuple):
         str, typer.Option(help="Total memory as it is sold, with the expert cache: 4GB, which is 4GiB.")
     ] = ""
     positions: Annotated[int | None, typer.Option("--context", min=0, help=POSITIONS, show_default=False)] = None
+    kv_bits: Annotated[str, typer.Option(help="Bits of a number in the KV cache: 16, 8 or 4.")] = "16"
     runtime: Annotated[str, typer.Option(help="Memory reserved for the runtime (default: 500MB, assumed).")] = ""
     concurrency: Annotated[int | None, typer.Option(help=STREAMS, show_default=False)] = None
 
@@ -78,8 +80,22 @@ class Search(NamedTuple):
         typer.Option(min=0, max=1, help="Minimum share of gate weight kept, for policies that change the output."),
     ] = 0.99
     out: Annotated[
-        Path | None, typer.Option(help="New folder for the lists of experts that the recommended command reads.")
+        Path | None,
+        typer.Option(help="New folder for results, and for what the printed commands read: traces, platforms, lists."),
     ] = None
+
+
+class Printed(NamedTuple):
+    """What is printed and drawn."""
+
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="Folder for figures: tokens/s by VRAM and RAM, by drafts, and a token's time."),
+    ] = None
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Also the tables: every engine, upgrades, uses of VRAM, steps.")
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 
 
 @grouped
@@ -99,31 +115,28 @@ def recommend(
     engine: Annotated[str, typer.Option("--engine", help="Only settings of this engine: llama.cpp, ...")] = "",
     quant: options.Quant = "",
     search: Search,
-    figures: Annotated[
-        Path | None,
-        typer.Option(help="Folder for figures: tokens/s by VRAM and RAM, by drafts, and a token's time."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    printed: Printed,
     typed: options.Typed,
 ) -> None:
     """Recommend settings for a model on a machine, with their speed and the gain from upgrades. SIMULATED.
 
-    With a trace and --platform, policies are searched by replay. All other answers come from a closed form, in seconds.
+    Every number is that of a replay. A model is replayed with drawn routing under the settings of engines. With a trace
+    and --platform, all policies are searched.
     With --draft auto, the answer includes whether to draft, and how many tokens.
     """
     trace = _trace_of(subject)
     if trace is None or "platform" not in settings.typed or engine or given.here or parts.gpu:
-        for name in sorted((typed & set(Search._fields)) | (settings.typed - OF_LOADS)):
+        for name in sorted((typed & set(Search._fields) - OF_BOTH) | (settings.typed - OF_LOADS)):
             raise ConfigError(
                 f"--{name.replace('_', '-')} requires a trace and --platform, which select a search by replays"
             )
-        _quickly(subject, trace, settings, given, parts, engine, quant, figures, as_json)
+        _answered(subject, trace, settings, given, parts, engine, quant, printed, search.out)
         return
-    if figures:
-        raise ConfigError("--figures requires an estimate by the closed form: omit --platform, or pass --engine")
+    if printed.figures:
+        raise ConfigError("--figures requires settings of engines: omit --platform, or pass --engine")
     if quant:
         raise ConfigError("--quant requires a model: a trace states how its experts are stored")
-    _searched(trace, settings, given, parts, search, as_json)
+    _searched(trace, settings, given, parts, search, printed.as_json)
 
 
 def _searched(
@@ -180,7 +193,7 @@ def _trace_of(subject: str) -> Path | None:
     return None
 
 
-def _quickly(
+def _answered(
     subject: str,
     trace: Path | None,
     settings: options.Given,
@@ -188,39 +201,48 @@ def _quickly(
     parts: Parts,
     engine: str,
     quant: str,
-    figures: Path | None,
-    as_json: bool,
+    printed: Printed,
+    out: Path | None,
 ) -> None:
-    """Answer by the closed form."""
-    from moereplay.analysis.quick_answer import lines
+    """Answer with the settings of engines."""
+    from moereplay.analysis.answer import document, lines
 
+    if out is not None:
+        check_output(out)
     machine = _machine_of(settings, given, parts)
     base = settings.values
     dense, dense_bits, draft = (str(base.get(name, "")) for name in ("dense", "dense_bits", "draft"))
-    asked = Asked(given.positions, given.runtime, dense, dense_bits, quant, given.concurrency, draft)
-    about = trace_load(trace, asked) if trace else model_load(subject, asked)
-    drafts = drafted(about.loads, about.drafts, machine, engine) if about.drafts else None
-    load = drafts.load if drafts else about.loads[-1 if about.drafts else 0]
-    document = about.about() | quick_document(load, machine, quick(load, machine, engine))
-    document |= {"decoding": decoding_document(drafts)} if drafts else {}
-    if as_json:
-        show_json(document)
+    kv_bits = _kv_bits(given.kv_bits)
+    asked = Options(given.positions, given.runtime, dense, dense_bits, quant, kv_bits, given.concurrency, draft)
+    say_when_compiling()
+    load = trace_load(trace, asked) if trace else model_load(subject, asked)
+    of = answer(load, machine, engine, none_smaller if trace else partial(smaller_loads, subject, asked))
+    if printed.as_json:
+        show_json(document(of))
     else:
-        show(*lines(document))
-    if figures:
-        _draw(document, surface(load, machine, engine), figures)
+        show(*lines(of, printed.verbose))
+    if out is not None:
+        say(*keep_answer(of, out))
+    if printed.figures:
+        _draw(of, printed.figures)
 
 
-def _draw(document: Mapping[str, Any], points: Sequence[Mapping[str, Any]], folder: Path) -> None:
+def _kv_bits(text: str) -> int:
+    if text not in map(str, KV_FORMATS):
+        raise ConfigError(f"invalid --kv-bits {text[:40]!r}: expected {', '.join(map(str, KV_FORMATS))}")
+    return int(text)
+
+
+def _draw(of: Answer, folder: Path) -> None:
     """Write the figures with their numbers. Raises ResultError if they cannot be written."""
     from moereplay.analysis.figures.drawing import rendered, save, save_numbers
     from moereplay.analysis.figures.machines import speed_by_drafts, speed_by_memory, token_time
 
-    charts = {"token_time": token_time(document)}
+    charts, points = {"token_time": token_time(of)}, surface(of)
     if points:
-        charts["speed_by_memory"] = speed_by_memory(document, points)
-    if len(document.get("decoding", {}).get("steps", [])) > 1:
-        charts["speed_by_drafts"] = speed_by_drafts(document)
+        charts["speed_by_memory"] = speed_by_memory(of, points)
+    if len(of.steps) > 1:
+        charts["speed_by_drafts"] = speed_by_drafts(of)
     for name, chart in charts.items():
         picture = rendered(chart)
         paths = [*save(picture, folder / name), save_numbers(picture, folder / name)]

@@ -1,11 +1,11 @@
-"""Figures of a quick answer: tokens/s over VRAM and RAM, what a token's time is made of, tokens/s by drafts."""
+"""Figures of an answer: tokens/s over VRAM and RAM, what a token's time is made of, tokens/s by drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moereplay.analysis.drafting_answer import with_dense_work
+from moereplay.analysis.answer import SCHEMES, SERVES
 from moereplay.analysis.figures.chart import (
     LETTER,
     TEXT_SIZE,
@@ -18,14 +18,12 @@ from moereplay.analysis.figures.chart import (
     Point,
     Series,
     Tile,
-    legend,
 )
-from moereplay.analysis.palette import DASHED, LIMIT, OUTLINE, Look
-from moereplay.analysis.quick_answer import SCHEMES, SERVES
+from moereplay.analysis.palette import OUTLINE, Look
 from moereplay.results.errors import ResultError
+from moereplay.sweeps.recommend.answer import Answer, Estimate
 from moereplay.traces.texts import sold
 
-Document = Mapping[str, Any]
 MS = 1e6
 MOST_BARS = 12
 OUTLINED = Look(OUTLINE, "s", width=0, size=9.0, hollow=True)
@@ -40,26 +38,26 @@ PARTS = {
 }
 
 
-def speed_by_memory(answer: Document, points: Sequence[Document]) -> Chart:
-    """Draw tokens/s over VRAM and RAM, each point the leading engine's, as the quick answer chooses it.
+def speed_by_memory(answer: Answer, points: Sequence[Mapping[str, Any]]) -> Chart:
+    """Draw tokens/s over VRAM and RAM, each point the answer's engine's.
 
     `points` have `vram_bytes`, `ram_bytes`, `tokens_per_s` (0: nothing fits) and `here`. Raises ResultError for none.
     """
     if not points:
         raise ResultError("speed_by_memory requires a machine with VRAM over RAM: this one has one memory")
-    tier = answer["machine"]["fast_tier"]
+    tier = answer.machine.platform.fast_tier
     tiles = [
-        Tile(sold(each["vram_bytes"]), sold(each["ram_bytes"]), each["tokens_per_s"], each["here"]) for each in points
+        Tile(sold(point["vram_bytes"]), sold(point["ram_bytes"]), point["tokens_per_s"], point["here"])
+        for point in points
     ]
-    engines = ", ".join(dict.fromkeys(each["engine"] for each in points if each["engine"]))
     absent = "; a dash: the model does not fit" * (not all(tile.value for tile in tiles))
     return Chart(
-        title=f"{answer['name']}: tokens/s by {tier} and RAM",
-        subtitle=f"{answer['machine']['name']}, its rates with other sizes; engine: {engines}",
+        title=f"{answer.load.name}: tokens/s by {tier} and RAM",
+        subtitle=f"{answer.machine.platform.name}, its rates with other sizes; {answer.best.setting.engine}",
         label="ESTIMATED",
         note=(
-            f"A number is tokens/s of the engine that leads at that {tier} and RAM, at the middle routing. Brighter is "
-            f"faster, on a logarithmic scale{absent}. A disk holds what RAM does not."
+            f"A number is tokens/s of a replay at that {tier} and RAM, at the middle routing. Brighter is faster, on a "
+            f"logarithmic scale{absent}. A disk holds what RAM does not."
         ),
         x=Axis(tier),
         y=Axis("RAM"),
@@ -70,25 +68,24 @@ def speed_by_memory(answer: Document, points: Sequence[Document]) -> Chart:
     )
 
 
-def token_time(answer: Document) -> Chart:
+def token_time(answer: Answer) -> Chart:
     """Draw what a token waits for: the best setting of each engine, and each way to use the same VRAM."""
-    engines = [(each["engine"], _spent(each)) for each in answer["by_engine"]][:MOST_BARS]
-    placements = answer["placements"]
-    choices = placements["choices"] if placements else []
-    ways = [(f"{SCHEMES[each['holds']]}: {SERVES[each['miss']]}", each["parts_ns"]) for each in choices]
+    engines = [(estimate.setting.engine, _spent(estimate)) for estimate in answer.engines][:MOST_BARS]
+    schemes = [way.estimate for way in answer.ways]
+    ways = [(f"{SCHEMES[of.setting.mode.holds]}: {SERVES[of.setting.mode.miss]}", _spent(of)) for of in schemes]
     rows = {"best setting of each engine": engines} | ({"the same bytes of VRAM, at one cost": ways} if ways else {})
     used = [name for name in PARTS if any(parts[name] for _, parts in (*engines, *ways))]
     names = [name for name, _ in (*engines, *ways)]
     note = "A part is what a token waits for; work that runs beside a longer part is hidden and not drawn."
-    more = " Divided: CPU and link share the misses. Listed: the most used experts, placed for good." if ways else ""
+    more = " Split: CPU and link share the misses. Listed: the most used experts, placed for good." if ways else ""
     return Chart(
-        title=f"{answer['name']}: what a token's time is made of",
-        subtitle=f"{answer['machine']['name']}, milliseconds at the middle routing; shorter is faster",
+        title=f"{answer.load.name}: what a token's time is made of",
+        subtitle=f"{answer.machine.platform.name}, milliseconds at the middle routing; shorter is faster",
         label="ESTIMATED",
         note=note + more,
         x=Axis("milliseconds per token"),
         rows=tuple(rows),
-        panels=[[Panel(bars=[_bar(*each) for each in bars])] for bars in rows.values()],
+        panels=[[Panel(bars=[_bar(*bar) for bar in bars])] for bars in rows.values()],
         legend=[Entry(*PARTS[name]) for name in used],
         size=(5.6, 0.27 * max(map(len, rows.values())) + 0.2),
         left=0.5 + max(map(len, names)) * TEXT_SIZE * LETTER,
@@ -96,40 +93,33 @@ def token_time(answer: Document) -> Chart:
     )
 
 
-def speed_by_drafts(answer: Document) -> Chart:
-    """Draw tokens/s by drafts per pass on the answer's engine, and what is left if further rows cost dense work."""
-    known = answer["decoding"]
-    steps, streams = known["steps"], known["concurrency"]
+def speed_by_drafts(answer: Answer) -> Chart:
+    """Draw tokens/s by drafts per pass on the answer's engine."""
+    streams = answer.load.decoding.streams
     together = f"{streams} streams" if streams > 1 else "one stream"
-    found = {
-        "experts and KV cache of further rows": (Look(PARTS["compute"][1], "o"), [_speed(each) for each in steps]),
-        "and a tenth of a plain pass for each": (
-            Look(LIMIT, "s", DASHED, hollow=True),
-            [Point(each["drafts"], with_dense_work(known, each)) for each in steps],
-        ),
-    }
+    look = Look(PARTS["compute"][1], "o")
+    points = [Point(step.drafts, step.estimate.tokens_per_s.middle, *_ends(step.estimate)) for step in answer.steps]
     return Chart(
-        title=f"{answer['name']}: tokens/s by drafts",
-        subtitle=f"{answer['machine']['name']}, {known['engine']}, {together}",
+        title=f"{answer.load.name}: tokens/s by drafts",
+        subtitle=f"{answer.machine.platform.name}, {answer.best.setting.engine}, {together}",
         label="ESTIMATED",
-        note="Bars: the range over routings. Dashed: rows beyond the first also cost dense work, as in measured runs.",
+        note="Bars: the range over routings. Dense work of further rows is not counted; measured runs show a tenth of a pass.",
         x=Axis("drafts per pass", "whole"),
         y=Axis("tokens/s", "number", zero=True),
-        panels=[[Panel([Series(name, look, points) for name, (look, points) in found.items()])]],
-        legend=legend({name: look for name, (look, _) in found.items()}),
+        panels=[[Panel([Series("", look, points)])]],
+        legend=[],
         size=(4.2, 2.6),
     )
 
 
-def _speed(step: Document) -> Point:
-    speed = step["tokens_per_s"]
-    return Point(step["drafts"], speed["middle"], speed["least"], speed["most"])
+def _ends(of: Estimate) -> tuple[float, float]:
+    return of.tokens_per_s.least, of.tokens_per_s.most
 
 
-def _spent(each: Document) -> dict[str, float]:
+def _spent(of: Estimate) -> dict[str, float]:
     """Return the parts of a token's time; without a GPU what computes is the CPU."""
-    parts = dict(each["parts_ns"])
-    if each["fast_tier"] in ALONE:
+    parts = of.parts._asdict()
+    if of.setting.machine.platform.fast_tier in ALONE:
         parts |= {"cpu": parts["cpu"] + parts["compute"], "compute": 0.0}
     return parts
 

@@ -6,17 +6,23 @@ what is printed has its range over all routings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple
 
 from moereplay.results.result import Result
+from moereplay.results.settings import expert_lists, repeat_command
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import CARD_SIZES, KIT_SIZES, NO_LIMIT, Machine, better, with_memory
 from moereplay.simulator.platform import Roofline
-from moereplay.simulator.replay import replay
+from moereplay.simulator.platforms import as_toml
+from moereplay.simulator.replay import ENGINES, replay
+from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.parts import keep
 from moereplay.sweeps.recommend.decoding import PLAIN, Asked
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
 from moereplay.sweeps.recommend.load import Load
@@ -36,9 +42,13 @@ from moereplay.sweeps.recommend.settings import (
     settings,
     settings_of,
 )
+from moereplay.traces.documents import json_text
+from moereplay.traces.files import leaving_no_folders
 from moereplay.traces.geometry import last_layers, mean_experts
+from moereplay.traces.store import open_trace
 from moereplay.traces.texts import sold
 from moereplay.traces.units import GB
+from moereplay.traces.writer import write_trace
 
 WORTH = 0.01  #: smaller gains do not count
 BORNE_OUT = 1.5  #: measured over predicted time, median, of engines that may lead
@@ -95,7 +105,8 @@ class Estimate:
 
     setting: Setting
     runs: tuple[Replayed, ...]  #: by routing; one, where the routing does not matter
-    parts: Parts  #: at the middle routing
+    middle: Replayed
+    parts: Parts  #: of the middle one
     memory: tuple[Sum, ...]
 
     @property
@@ -192,12 +203,16 @@ class Replays:
         speeds = [run.tokens_per_s for run in runs]
         middle = runs[speeds.index(median_low(speeds))]
         made = engine(setting.engine) if setting.engine else NOBODY
-        return Estimate(setting, runs, _parts(self.load, setting, middle), tuple(memory_of(self.load, setting, made)))
+        return Estimate(
+            setting, runs, middle, _parts(self.load, setting, middle), tuple(memory_of(self.load, setting, made))
+        )
 
     def best(self, found: Sequence[Setting]) -> Setting | None:
         """Return the fastest at the middle routing; of nearly equal ones the first."""
         speeds = [self._run(setting, self.middle).tokens_per_s for setting in found]
-        return next((setting for setting, speed in zip(found, speeds, strict=True) if speed >= max(speeds) * 0.999), None)
+        return next(
+            (setting for setting, speed in zip(found, speeds, strict=True) if speed >= max(speeds) * 0.999), None
+        )
 
     def _run(self, setting: Setting, at: int) -> Replayed:
         key = (*setting.what, at)
@@ -240,10 +255,18 @@ def _parts(load: Load, setting: Setting, run: Replayed) -> Parts:
 # -- the answer
 
 
-def answer(load: Load, machine: Machine, only: str = "", smaller: Sequence[tuple[str, Load]] = ()) -> Answer:
+Smaller = Callable[[], Iterable[tuple[str, Load]]]
+
+
+def none_smaller() -> Iterable[tuple[str, Load]]:
+    """Return no smaller quantisations."""
+    return ()
+
+
+def answer(load: Load, machine: Machine, only: str = "", smaller: Smaller = none_smaller) -> Answer:
     """Return the best settings of all engines, or of one. Raises ConfigError if none can run the model.
 
-    `smaller` are the same model in smaller quantisations, by name.
+    `smaller` returns the same model in smaller quantisations, by name; it is asked where not all experts are in memory.
     """
     drafts = load.asked
     if drafts is None:
@@ -279,10 +302,12 @@ def _best_of(load: Load, machine: Machine, only: str) -> float:
     """Return the tokens/s of the leading setting at the middle routing; 0 if nothing fits."""
     replays = Replays(load)
     leading = _leading(replays, load, machine, candidates(load, only))
-    return max((_likely(name, replays.estimate(setting, whole=False)) for name, setting in leading.items()), default=0.0)
+    return max(
+        (_likely(name, replays.estimate(setting, whole=False)) for name, setting in leading.items()), default=0.0
+    )
 
 
-def _answer(load: Load, machine: Machine, only: str, smaller: Sequence[tuple[str, Load]]) -> Answer:
+def _answer(load: Load, machine: Machine, only: str, smaller: Smaller) -> Answer:
     chosen = candidates(load, only)
     if not chosen[0].runs(load.model):
         raise ConfigError(
@@ -310,7 +335,7 @@ def _answer(load: Load, machine: Machine, only: str, smaller: Sequence[tuple[str
         costs=expert_us(load, machine),
         binds=binds(load, best),
         more=tuple(_upgrades(load, machine, best)),
-        smaller=tuple(_smaller(machine, best, smaller)),
+        smaller=tuple(_smaller(machine, best, smaller())) if best.setting.disk_bytes else (),
         left_out={} if only else dict(_left_out(load, machine, leading)),
         warnings=tuple(_warnings(load, machine, best)),
         replays=replays.many,
@@ -363,7 +388,7 @@ def _upgrades(load: Load, machine: Machine, best: Estimate) -> Iterator[More]:
     yield from sorted((more for more in found if more.gain > WORTH), key=lambda more: -more.gain)
 
 
-def _smaller(machine: Machine, best: Estimate, smaller: Sequence[tuple[str, Load]]) -> Iterator[More]:
+def _smaller(machine: Machine, best: Estimate, smaller: Iterable[tuple[str, Load]]) -> Iterator[More]:
     """Yield the speed of the same model in smaller quantisations on the same engine."""
     made = engine(best.setting.engine)
     for name, load in smaller:
@@ -463,7 +488,14 @@ def _refusal(load: Load, machine: Machine, only: str) -> str:
 
 LAYER_US = 30  #: submissions and waiting of a layer with a miss: the middle of what engines take
 CACHE_US = 14  #: of a cache, in every layer: victims 9 to 11 us, gathering the slots 3.4 us (vLLM's, in a GPU's graph)
-WAYS = ((LAYERS, "cpu"), (STATIC, "cpu"), (STATIC, "fetch"), (GLOBAL_LRU, "cpu"), (GLOBAL_LRU, "fetch"), (GLOBAL_LRU, "split"))
+WAYS = (
+    (LAYERS, "cpu"),
+    (STATIC, "cpu"),
+    (STATIC, "fetch"),
+    (GLOBAL_LRU, "cpu"),
+    (GLOBAL_LRU, "fetch"),
+    (GLOBAL_LRU, "split"),
+)
 
 
 def _mode(holds: str, miss: str) -> Mode:
@@ -532,6 +564,44 @@ def _turns(replays: Replays, load: Load, machine: Machine, ways: Sequence[Way]) 
         if faster != before:
             yield Turn(many, size, mean_experts(load.geometry, size), faster)
         before = faster
+
+
+# -- results in a folder
+
+
+def keep_answer(of: Answer, out: Path) -> Iterator[str]:
+    """Write the replays of every engine's best setting as a folder of results, and what commands read to repeat them.
+
+    Yield what was written, and the command of the answer. Raises ConfigError or TraceError if it cannot be written.
+    """
+    load = of.load
+    with leaving_no_folders(out):
+        out.mkdir(parents=True, exist_ok=False)
+        traces = [_written(out, load, at) for at in range(len(load.traces))]
+        for estimate in of.engines:
+            platform = as_toml(estimate.setting.platform(load))
+            (file := out / f"{estimate.setting.engine}.toml").write_text(platform)
+            for run, path in zip(estimate.runs, _of_runs(estimate, traces), strict=True):
+                trace = open_trace(path)
+                config = run.config.model_copy(update={"platform": str(file)})
+                list(keep(out, trace, [config], run_grid(trace, [config], bounded=False), ENGINES[0]))
+                if estimate is of.best and run is estimate.middle:
+                    for name, pairs in expert_lists(config.model_dump(mode="json")).items():
+                        (out / name).write_text(json_text(pairs))
+                    again = repeat_command(config.model_dump(mode="json"), str(path), lists_at=f"{out}{os.sep}")
+    yield f"wrote {out}: results, traces, platforms and lists of experts"
+    yield f"the answer again: {again}"
+
+
+def _of_runs(estimate: Estimate, traces: Sequence[Path]) -> Sequence[Path]:
+    return traces if len(estimate.runs) == len(traces) else [traces[(len(traces) - 1) // 2]]
+
+
+def _written(out: Path, load: Load, at: int) -> Path:
+    """Write what is replayed of a routing as a trace."""
+    path = out / f"{load.routings[at].name.replace(os.sep, '-')}.zarr"
+    write_trace(path, *load.content(at), resumable=False)
+    return path
 
 
 # -- Tokens/s over sizes of fast memory and of main memory, with the rates of one machine

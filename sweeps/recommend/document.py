@@ -10,6 +10,7 @@ from moereplay.results.remarks import Ranked, idle, synthetic_of, turned
 from moereplay.results.settings import repeat_command
 from moereplay.simulator.capacity import Memory, kv_bytes_of
 from moereplay.simulator.platforms import platform
+from moereplay.sweeps.recommend.answer import UNKNOWN_DENSE
 from moereplay.sweeps.recommend.engines import Placed, engines, placed
 from moereplay.sweeps.recommend.runner import Tried
 from moereplay.sweeps.recommend.search import (
@@ -22,7 +23,6 @@ from moereplay.sweeps.recommend.search import (
     most_replays,
 )
 from moereplay.sweeps.recommend.space import SHORT, bits_of, compulsory_limit, engines_of, start_of
-from moereplay.sweeps.recommend.token_time import UNKNOWN_DENSE
 from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.texts import percent
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.machine import of_platform
 from moereplay.simulator.platforms import platform
-from moereplay.sweeps.recommend.drafting import Asked
-from moereplay.sweeps.recommend.hits import PLAIN
+from moereplay.simulator.times import times_of
+from moereplay.sweeps.recommend.decoding import Asked
+from moereplay.sweeps.recommend.load import head_bytes
 from moereplay.sweeps.recommend.runner import Budget, Runner, Tried, fastest_first
 from moereplay.sweeps.recommend.search import WORTH, Answer, Question, placed_sets, resized, search
-from moereplay.sweeps.recommend.token_time import Load, prices
+from moereplay.sweeps.recommend.settings import draft_ns
 from moereplay.traces.drafts import OFF
 from moereplay.traces.geometry import as_known
 from moereplay.traces.schema import Trace
@@ -36,23 +36,18 @@ def with_drafts(question: Question, of: Asked, many: int) -> Question:
     """Return the question with so many drafts: KV caches of all streams, and the memory and time of a head."""
     decoding = of.at(many)
     geometry = as_known(question.trace.geometry, question.trace.header.provenance.model)
-    head = Load(geometry, 0, 0, (), "", decoding).head_bytes
+    head = head_bytes(geometry, decoding)
     memory = question.memory._replace(kv_bytes=of.streams * question.memory.kv_bytes, head_bytes=head)
     if memory.cache_bytes < max(geometry.expert_bytes):
         raise ConfigError(NO_MEMORY.format(of.streams, many))
     base = {**question.base, "draft": decoding.drafts.text}
     named = str(base["platform"])
     if head and not platform(named).draft.ns_per_token:
-        base["platform"] = f"{named}:draft.ns_per_token={_head_ns(question, of)}"
+        times = times_of(
+            platform(named).without_tiers(), question.trace.geometry, (question.trace.geometry.expert_bytes,)
+        )
+        base["platform"] = f"{named}:draft.ns_per_token={draft_ns(question.trace.geometry, times, 1, 0)}"
     return replace(question, memory=memory, base=base)
-
-
-def _head_ns(question: Question, of: Asked) -> int:
-    """Return the nanoseconds of a draft of one stream by the closed form: a layer and the output head."""
-    geometry, machine = question.trace.geometry, of_platform(platform(str(question.base["platform"])), "1GB")
-    one = PLAIN._replace(drafts=of.drafts._replace(many=1))
-    with_head, without = (prices(machine, geometry, 0, one._replace(head=each)).dense for each in (True, False))
-    return round(with_head - without)
 
 
 def asked_of(of: Asked, trace: Trace, has_passes: bool) -> dict[str, str]:

@@ -7,11 +7,12 @@ first part is history, from which fixed placements are made and caches are fille
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,9 @@ from moereplay.traces.dense import assumption, dense_of, recorded
 from moereplay.traces.drafts import OFF
 from moereplay.traces.files import forget_unused, private_folder, scratch_beside
 from moereplay.traces.geometry import KnownModel, as_known, recognised
-from moereplay.traces.recorder import from_arrays
+from moereplay.traces.recorder import memory_trace
 from moereplay.traces.routing import RoutingModel, as_toml, draw, routings_for
-from moereplay.traces.schema import Geometry, Trace, shown
+from moereplay.traces.schema import Geometry, Header, Provenance, Request, Trace, TraceError, shown
 from moereplay.traces.store import open_trace
 from moereplay.traces.summary import synthetic
 from moereplay.traces.texts import counted, size
@@ -64,6 +65,7 @@ class Routing:
     history: np.ndarray
     ids: np.ndarray
     lengths: tuple[int, ...]  #: tokens of the requests that are replayed
+    made: str = ""  #: how it was drawn, "" if it was recorded
 
     def order(self, geometry: Geometry) -> Experts:
         """Return all experts (layer, expert), those first that history used most."""
@@ -118,9 +120,7 @@ class Load:
     @property
     def head_bytes(self) -> int:
         """Bytes of a layer that drafts, with its experts; 0 without one."""
-        if not self.decoding.drafts_by_layer:
-            return 0
-        return self.geometry.experts * self.geometry.expert_bytes[-1] + dense_of(self.geometry).layers[-1]
+        return head_bytes(self.geometry, self.decoding)
 
     @property
     def fixed_bytes(self) -> int:
@@ -130,7 +130,15 @@ class Load:
     @cached_property
     def traces(self) -> tuple[Trace, ...]:
         """What is replayed of each routing."""
-        return tuple(from_arrays(routing.ids, self.geometry, lengths=routing.lengths) for routing in self.routings)
+        return tuple(memory_trace(*self.content(at)) for at in range(len(self.routings)))
+
+    def content(self, at: int) -> tuple[Header, list[Request]]:
+        """Return what is replayed of a routing, to be written as a trace."""
+        routing = self.routings[at]
+        about = Provenance(model=self.model or Provenance().model, synthetic=routing.made)
+        ends = [0, *accumulate(routing.lengths)]
+        requests = [Request(routing.ids[first:last], 0) for first, last in pairwise(ends)]
+        return Header(geometry=self.geometry, provenance=about), requests
 
     @cached_property
     def orders(self) -> tuple[Experts, ...]:
@@ -143,6 +151,31 @@ class Load:
         return replace(self, decoding=decoding, routings=routings)
 
 
+def head_bytes(geometry: Geometry, decoding: Decoding) -> int:
+    """Return the bytes of a layer that drafts, with its experts; 0 without one."""
+    if not decoding.drafts_by_layer:
+        return 0
+    return geometry.experts * geometry.expert_bytes[-1] + dense_of(geometry).layers[-1]
+
+
+SMALLER = ("Q4_K_M", "Q3_K_M", "Q2_K")  #: quantisations that are offered in place of a larger one
+
+
+def smaller_loads(spec: str, options: Options) -> Iterator[tuple[str, Load]]:
+    """Yield the same model in smaller quantisations, by name, the largest first; those that its files cannot have not."""
+    whole = model_load(spec, options)
+    before = whole.expert_bytes
+    for quant in SMALLER:
+        with suppress(TraceError, ConfigError):
+            load = model_load(spec, replace(options, quant=quant))
+            if load.expert_bytes < SMALLER_BY * before:
+                before = load.expert_bytes
+                yield f"{quant} ({size(load.expert_bytes + load.dense_bytes)})", load
+
+
+SMALLER_BY = 0.95  #: of the bytes of the one before
+
+
 def model_load(spec: str, options: Options) -> Load:
     """Return the load of a model. Raises TraceError or ConfigError."""
     model = model_of(spec, options.quant)
@@ -153,7 +186,9 @@ def model_load(spec: str, options: Options) -> Load:
     names = ", ".join(candidate.name for candidate in candidates)
     source = f"routing model{'s' if len(candidates) > 1 else ''} {names}"
     if not own:
-        source = f"no recording of this model's routing: the range is that of {len(candidates)} drawn routings ({names})"
+        source = (
+            f"no recording of this model's routing: the range is that of {len(candidates)} drawn routings ({names})"
+        )
     stored = f", {options.quant.upper()}" if options.quant else f", experts at {geometry.mean_bits:.4g} bits"
     load = _load(options, geometry, model.name, f"{shown(model.name)}{stored}", recognised(model.name) or model)
     assumed = (*load.assumed, *filter(None, (model.note if options.quant else "", model.assumed)))
@@ -215,7 +250,9 @@ def _load(options: Options, geometry: Geometry, model: str, name: str, known: Kn
     if not options.runtime:
         assumed.append("500 MB of runtime (--runtime)")
     if not (options.dense or options.dense_bits or options.quant) and not geometry.dense_bytes:
-        assumed.append(f"dense weights at {geometry.dense_bits:g} bits, {size(load.dense_bytes)} (--dense, --dense-bits)")
+        assumed.append(
+            f"dense weights at {geometry.dense_bits:g} bits, {size(load.dense_bytes)} (--dense, --dense-bits)"
+        )
     return replace(load, name=f"{name} ({size(load.expert_bytes + load.dense_bytes)})", assumed=tuple(assumed))
 
 
@@ -244,7 +281,7 @@ def _drawn(model: RoutingModel, name: str, streams: int) -> Routing:
         ids = draw(model, lengths)
         _keep(key, ids)
     first = sum(lengths[:many])
-    return Routing(name, ids[:first], ids[first:], lengths[many:])
+    return Routing(name, ids[:first], ids[first:], lengths[many:], f"routing model {name}")
 
 
 def _lengths(tokens: int, streams: int) -> tuple[int, ...]:
@@ -301,6 +338,7 @@ def _recorded(trace: Trace, streams: int) -> Routing:
         np.concatenate([ids[first:last] for first, last in history]),
         np.concatenate([ids[first:last] for first, last in replayed]),
         tuple(last - first for first, last in replayed),
+        synthetic(trace.header.provenance),
     )
 
 

@@ -25,6 +25,7 @@ from moereplay.sweeps.recommend.load import Load
 from moereplay.sweeps.recommend.space import STATIC as STAYS
 from moereplay.sweeps.recommend.space import Experts, filled
 from moereplay.traces.geometry import last_layers
+from moereplay.traces.schema import Geometry
 from moereplay.traces.units import GB
 
 LAYERS, STATIC, LRU, GLOBAL_LRU = "layers", "static", "lru", "lru in one pool"  #: `holds` of a mode
@@ -118,7 +119,9 @@ class Setting:
         change: dict[str, object] = {"compute": compute, "loading": loading, "calibration": None, "tried": None}
         change["memory_bytes"] = None  # the sums of memory are those of the answer
         if load.decoding.drafts_by_layer and not base.draft.ns_per_token:
-            change["draft"] = base.draft.model_copy(update={"ns_per_token": _draft_ns(load, times)})
+            change["draft"] = base.draft.model_copy(
+                update={"ns_per_token": draft_ns(load.geometry, times, load.decoding.streams, load.context)}
+            )
         slow = MAPPED if mode.below == "mmap" else 1.0
         sync = round(1_000 * mode.layer_us)
         if not self.machine.has_main_memory:
@@ -162,15 +165,14 @@ class Setting:
         return KERNELS * KERNEL_NS if estimated and self.machine.kind != "cpu" else 0
 
 
-def _draft_ns(load: Load, times: Times) -> int:
+def draft_ns(geometry: Geometry, times: Times, streams: int, context: int) -> int:
     """Return the nanoseconds of a draft of one stream: one layer with its experts in fast memory, and the output head.
 
     The streams draft together. No two of them are taken to share an expert.
     """
-    geometry, streams = load.geometry, load.decoding.streams
     last = geometry.layers - 1
     experts = min(streams * geometry.k, geometry.experts) * times.expert_ns(last, 0, 1)
-    layer = times.dense_ns(last, streams) + streams * times.kv_ns(load.context) + experts
+    layer = times.dense_ns(last, streams) + streams * times.kv_ns(context) + experts
     return round((times.pass_ns(streams) + layer) / streams)
 
 
