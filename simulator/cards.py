@@ -17,6 +17,7 @@ from moereplay.traces.texts import nearest
 from moereplay.traces.units import GB
 
 GIB = 1 << 30
+UNIFIED = "unified"  #: of [reach]: memory that is the machine's
 #: Bytes/s of a lane that copies from pinned memory reach. Measured over 16 lanes: 13.17 GB/s on PCIe 3 (FreeToken,
 #: issue 131), 25.1 and 52.7 GB/s on PCIe 4 and 5 (arXiv 2608.16157). Eight lanes of PCIe 4 were measured at 12.5 GB/s.
 LANE = {"3.0": 13.17e9 / 16, "4.0": 25.1e9 / 16, "5.0": 52.7e9 / 16}
@@ -41,6 +42,8 @@ class Card(Frozen):
     tflops: float = Field(gt=0)
     pcie: str = ""
     source: str
+    reach: float = Field(gt=0, le=1)  #: share of its memory's rate that a decoded token reaches
+    layer_ns: int = Field(ge=0)  #: of a layer's launches
 
     @property
     def vram_bytes(self) -> int:
@@ -49,8 +52,8 @@ class Card(Frozen):
 
     @property
     def bytes_per_s(self) -> float:
-        """Peak rate of its memory."""
-        return self.gb_per_s * GB
+        """Rate at which a decoded token reads its memory."""
+        return round(self.reach * self.gb_per_s * GB)
 
     @property
     def flops(self) -> float:
@@ -73,6 +76,8 @@ class Card(Frozen):
             "card": self.name,
             "memory GiB": "the machine's" if self.gb is None else f"{self.gb:g}",
             "GB/s": f"{self.gb_per_s:g}",
+            "reached": f"{self.bytes_per_s / GB:.3g}",
+            "us/layer": f"{self.layer_ns / 1000:g}",
             "TFLOP/s": f"{self.tflops:g}",
             "PCIe": self.pcie or "-",
             "link GB/s": f"{self.link_bytes_per_s / GB:.3g}" if self.pcie else "-",
@@ -97,11 +102,13 @@ def link_rate(pcie: str) -> float:
 def cards() -> dict[str, Card]:
     """Return every card by name."""
     document = tomllib.loads(files("moereplay.simulator").joinpath("cards.toml").read_text("utf-8"))
-    sources = document["sources"]
-    return {
-        name: Card(name=name, **{**about, "source": sources[about["source"]]})
-        for name, about in document["cards"].items()
-    }
+    known = dict[str, Card]()
+    for name, about in document["cards"].items():
+        reach, launches = document["families"][about.pop("family", about["source"])]
+        rates = {"reach": document["reach"][reach if "gb" in about else UNIFIED]}
+        rates["layer_ns"] = document["launches"][launches]
+        known[name] = Card(name=name, **about | rates | {"source": document["sources"][about["source"]]})
+    return known
 
 
 def card(name: str) -> Card:

@@ -11,7 +11,7 @@ from moereplay.simulator.capacity import memory_of, parse_size, with_unit
 from moereplay.simulator.cards import GIB, LANE, Card, card, cards, link_rate
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Measured, Platform, Roofline
-from moereplay.simulator.rates import MOST_RATE
+from moereplay.simulator.rates import MOST_RATE, Loading
 from moereplay.simulator.wires import Link, LowerTier
 from moereplay.traces.schema import shown
 from moereplay.traces.texts import sold
@@ -107,6 +107,7 @@ def without_gpu(machine: Machine) -> Machine:
         cpu = cpu.model_copy(update={"kv_bytes_per_s": cpu.memory_bytes_per_s})
     alone = platform.model_copy(
         update={"compute": cpu, "cpu": None, "tiers": (), "fast_tier": "RAM", "memory_bytes": float(machine.ram_bytes)}
+        | {"loading": Loading()}
     )
     return machine._replace(platform=alone, ram_bytes=0)
 
@@ -242,6 +243,7 @@ def _with_gpu(found: Card, vram: int, wire: float, cpu: Roofline, below: tuple[i
         links=(Link(bytes_per_s=wire, latency_ns=COPY_NS),),
         tiers=(tier,),
         compute=_processor(found),
+        loading=Loading(gate_ns=found.layer_ns),
         cpu=cpu.model_copy(update={"tier": tier.name}),
     )
 
@@ -256,6 +258,7 @@ def _unified(found: Card, memory: int, reads: float) -> Platform:
         memory_bytes=float(memory),
         links=(Link(bytes_per_s=reads, latency_ns=READ_NS),),
         compute=_processor(found),
+        loading=Loading(gate_ns=found.layer_ns),
     )
 
 

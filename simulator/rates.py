@@ -149,7 +149,7 @@ class Loading(Sparse):
 
     later: ClassVar = frozenset({"gate_ns", "ns_per_expert", "ns_per_mib", "prefetch"})
 
-    gate_ns: Ns = 0  #: per step, part of its dense time: the gate's decisions
+    gate_ns: Ns = 0  #: per step, part of its dense time: the gate's decisions, a layer's launches
     ns_per_expert: Ns = 0  #: per expert that a demand fetches
     ns_per_mib: Ns = 0  #: and per MiB of it
     prefetch: bool = False  #: compute loads prefetched experts as well; otherwise another thread does
