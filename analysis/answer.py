@@ -253,7 +253,8 @@ def _faster(of: Answer) -> Iterator[str]:
     if first.tokens_per_s.middle > FAR * of.best.tokens_per_s.middle:
         tried = engine(first.setting.engine).tried_with(first.setting.mode)
         borne = f"its runs took {tried.median:.2g} times the predicted time" if tried else "not compared with runs"
-        yield f"  faster in replays: {first.setting.engine}, {speed(first.tokens_per_s)}, {borne}: {first.setting.flags}"
+        name, flags = first.setting.engine, first.setting.flags
+        yield f"  faster in replays: {name}, {speed(first.tokens_per_s)}, {borne}: {flags}"
 
 
 def _drafts(of: Answer) -> Iterator[str]:
@@ -306,8 +307,9 @@ def _improve(of: Answer) -> Iterator[str]:
 
 def _cache(of: Answer) -> Iterator[str]:
     """Yield whether a cache gains over experts placed for good, and who should serve a miss."""
+    tier = of.machine.platform.fast_tier
     if of.best.hit.least >= 1 and not of.best.setting.disk_bytes:
-        yield f"every expert fits into {of.machine.platform.fast_tier}: no cache, CPU execution or prefetch gains anything"
+        yield f"every expert fits into {tier}: no cache, CPU execution or prefetch gains anything"
         return
     if not of.ways:
         return
@@ -316,10 +318,10 @@ def _cache(of: Answer) -> Iterator[str]:
     if caches and placed:
         gain = caches[0].gain(placed[0])
         verdict = {True: "pays", False: "does not pay", None: "depends on the routing"}[pays(gain)]
-        yield f"a cache of the last used experts {verdict}: {span(gain)} than the best fixed placement, at one cost for both"
+        yield f"a cache of the last used experts {verdict}: {span(gain)} than the best fixed placement, at equal costs"
         last = of.turns[-1] if of.turns else None
         if last is not None and last.faster == "placed" and len(of.turns) > 1:
-            yield f"a cache wins below {size(last.size)} of experts in {of.machine.platform.fast_tier}, placement above"
+            yield f"a cache wins below {size(last.size)} of experts in {tier}, placement above"
     yield "a missing expert takes " + ", ".join(f"{_us(us)} {PLACES[name]}" for name, us in of.costs.items())
 
 

@@ -285,7 +285,7 @@ def calibrate_series(
     written.check()
     rows = _of_series(read_runs(table), series)
     say_when_compiling()
-    found, refused = samples(rows, {}, strict=False)
+    found, refused = samples(rows, strict=False)
     judged = [(group, fitted(group, chosen_of(group, fit or ()))) for group in _with(groups(found), fit or [], refused)]
     if not judged:
         reasons = "; ".join(f"{row['id']}: {why}" for row, why in refused[:3])

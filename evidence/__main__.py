@@ -113,7 +113,7 @@ others are held out. Groups were chosen with the results in view."""
 
 def series_rows(table: Path) -> list[Row]:
     """Predict the runs of a table in series, and refuse the others with the reason."""
-    found, refused = samples(read(table), {}, strict=False)
+    found, refused = samples(read(table), strict=False)
     rows = []
     for group in groups(found):
         by = fitted(group)

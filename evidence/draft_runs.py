@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moereplay.simulator.capacity import RUNTIME, of_layers
+from moereplay.simulator.cards import card
 from moereplay.simulator.config import configure
 from moereplay.simulator.machine import CPU_LAUNCH_NS, LAUNCH_NS, assembled
 from moereplay.simulator.platform import Measured, Platform, Roofline
@@ -24,7 +25,6 @@ from moereplay.simulator.rates import Drafting
 from moereplay.simulator.replay import replay
 from moereplay.simulator.wires import Link, LowerTier
 from moereplay.sweeps.recommend.measured import GIB, MIB, NOMINAL, Row, card_of
-from moereplay.sweeps.recommend.token_time import KERNEL_NS, KERNELS
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.geometry import by_spelling
 from moereplay.traces.recorder import from_arrays
@@ -191,7 +191,7 @@ def platform_of(row: Row, geometry: Geometry, at: Placed, fit: Fit, cost: str) -
     step = fit.step
     if step is None:  # dense weights by their bytes, and launches
         step = geometry.dense_bytes / (rates.cpu / factor if alone else rates.gpu) * 1e9
-        step += 0 if alone else geometry.layers * KERNELS * KERNEL_NS
+        step += 0 if alone else geometry.layers * card(card_of(row)).layer_ns
     read = size / (rates.cpu / factor if alone else rates.gpu) * 1e9
     below = rates.disk / factor if "disk" in at.waited else rates.disk
     link = below if alone or row["placement"] == "ssd_slots" else rates.link / (factor if "link" in at.waited else 1)

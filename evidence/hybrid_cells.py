@@ -1,11 +1,11 @@
-"""Compare closed forms with measured runs of machines that use VRAM, RAM and SSD at once.
+"""Compare replays with measured runs of machines that use VRAM, RAM and SSD at once.
 
     python -m evidence.hybrid_cells FOLDER [--out studies/pages/hybrid.md]    # FOLDER holds cells.csv, a row per run
 
 Each run without drafts is a setting of an engine on a machine (sweeps/recommend/measured.py). Prints, or writes as a
 page: measured over predicted times with nothing fitted; for every series the sign of each change and its ratio, after
 two of its runs fit a factor on the rate of misses and a fixed step, and the level of every run after one run; the same
-by question; which of the known directions follow; how many runs cannot be expressed, and why.
+by question; how many runs cannot be expressed, and why.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from evidence.hybrid_directions import directions
 from moereplay.calibration.files import read_runs
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.recommend.measured import Routings, Row, Sample, samples
+from moereplay.sweeps.recommend.measured import Row, Sample, samples
 from moereplay.sweeps.recommend.series import Group, fit_one, fitted, groups
 from moereplay.traces.files import write_whole
 
 ADDED = Path(__file__).with_name("hybrid_rows.toml")  #: columns that the published table lacks
 NOISE = 0.03  #: smaller measured changes have no sign
 NOTED = 0.003  #: smaller predicted changes have none
-HEAD = """# Machines that use VRAM, RAM and SSD at once: closed forms and measured runs
+HEAD = """# Machines that use VRAM, RAM and SSD at once: replays and measured runs
 
-`make study-estimates` (CELLS=folder with `cells.csv`, OUT=page) writes this page. It compares closed forms with runs
+`make study-estimates` (CELLS=folder with `cells.csv`, OUT=page) writes this page. It compares replays with runs
 that other people measured; the runs are not in this repository. A *series* is a set of runs by one person on one
-machine in which one thing changes. The predicted time of a token is the closed form of
-[`recommend`](../../docs/recommend.md) with two fitted figures. The *step* is an added constant (dense weights of
+machine in which one thing changes. The predicted time of a token is a replay
+as in [`recommend`](../../docs/recommend.md), with two fitted figures. The *step* is an added constant (dense weights of
 unknown size, launches, attention). The *factor* multiplies the cost of misses (the unknown rate of CPU, link or disk).
 A prompt streams, per batch, the experts that the batch uses.
 
@@ -91,9 +90,8 @@ def main() -> None:
         rows = read(asked.folder / "cells.csv")
     except ConfigError as wrong:
         parser.error(str(wrong))
-    routings: Routings = {}
-    alone, _ = samples(rows, routings, strict=True)
-    found, refused = samples(rows, routings, strict=False)
+    alone, _ = samples(rows, strict=True)
+    found, refused = samples(rows, strict=False)
     page = "\n".join([HEAD, *_page(judged(found), found, alone, refused, len(rows))]) + "\n"
     if asked.out:
         write_whole(asked.out, page.encode())
@@ -145,8 +143,6 @@ def _page(
     yield from _table(f"question,{head}", _questions(every))
     yield "\nBy series:\n"
     yield from _table(f"series,question,runs,factor,step ms,{head.partition(',')[2]}", map(_series, every))
-    yield "\n## Directions\n\nKnown effects on these machines, and whether the closed form or a replay shows them:\n"
-    yield from _table("direction,predicted,measured,reproduced", directions(found))
     yield "\n## Runs that cannot be predicted\n"
     counted = Counter(why[:100] for _, why in refused)
     yield from _table("runs,reason", ([str(count), why] for why, count in counted.most_common()))

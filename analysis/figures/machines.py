@@ -103,7 +103,7 @@ def speed_by_drafts(answer: Answer) -> Chart:
         title=f"{answer.load.name}: tokens/s by drafts",
         subtitle=f"{answer.machine.platform.name}, {answer.best.setting.engine}, {together}",
         label="ESTIMATED",
-        note="Bars: the range over routings. Dense work of further rows is not counted; measured runs show a tenth of a pass.",
+        note="Bars: the range over routings. Dense work of further rows is not counted (measured: a tenth of a pass).",
         x=Axis("drafts per pass", "whole"),
         y=Axis("tokens/s", "number", zero=True),
         panels=[[Panel([Series("", look, points)])]],

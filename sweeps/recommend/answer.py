@@ -1,7 +1,7 @@
-"""The answer for a model on a machine: every setting of every engine is replayed, and the best, its memory and more follow.
+"""The answer for a model on a machine: every setting of every engine is replayed, and the best and its memory follow.
 
-All speeds are those of replays by the compiled engine in this process. Settings are compared at the routing in the middle;
-what is printed has its range over all routings.
+All speeds are those of replays by the compiled engine in this process. Settings are compared at the routing in the
+middle; what is printed has its range over all routings.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median_low
 from typing import Any, NamedTuple
 
 from moereplay.results.result import Result
@@ -59,20 +58,16 @@ UNKNOWN_DENSE = (
 
 
 class Range(NamedTuple):
-    """Least, median and most over the routings; of two in the middle the lower, which is one routing's own."""
+    """Least and most over the routings, and the value of the middle one."""
 
     least: float
     middle: float
     most: float
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Range:
-        """Return the range of values."""
-        return cls(min(values), median_low(values), max(values))
 
-    def over(self, other: Range) -> Range:
-        """Return the gain over another range, both ends of both."""
-        return Range(self.least / other.least - 1, self.middle / other.middle - 1, self.most / other.most - 1)
+def middle(many: int) -> int:
+    """Return which of so many routings, in their order, settings are compared at."""
+    return (many - 1) // 2
 
 
 class Parts(NamedTuple):
@@ -105,19 +100,26 @@ class Estimate:
 
     setting: Setting
     runs: tuple[Replayed, ...]  #: by routing; one, where the routing does not matter
-    middle: Replayed
-    parts: Parts  #: of the middle one
+    parts: Parts  #: at the middle routing
     memory: tuple[Sum, ...]
 
     @property
     def tokens_per_s(self) -> Range:
         """Tokens/s of all streams together."""
-        return Range.of([run.tokens_per_s for run in self.runs])
+        return self._range([run.tokens_per_s for run in self.runs])
 
     @property
     def hit(self) -> Range:
         """Share of a token's experts in fast memory."""
-        return Range.of([run.hit for run in self.runs])
+        return self._range([run.hit for run in self.runs])
+
+    def _range(self, values: Sequence[float]) -> Range:
+        return Range(min(values), values[middle(len(values))], max(values))
+
+    @property
+    def middle(self) -> Replayed:
+        """The replay of the middle routing."""
+        return self.runs[middle(len(self.runs))]
 
     def gain(self, other: Estimate) -> Range:
         """Return the gain over another setting, routing by routing."""
@@ -191,25 +193,18 @@ class Replays:
     known: dict[tuple[object, ...], Replayed] = field(default_factory=dict)
     many: int = 0
 
-    @property
-    def middle(self) -> int:
-        """The routing at which settings are compared."""
-        return (len(self.load.routings) - 1) // 2
-
     def estimate(self, setting: Setting, whole: bool = True) -> Estimate:
         """Return the speed of a setting with all routings, or with the middle one alone."""
-        several = whole and setting.by_routing
-        runs = tuple(self._run(setting, at) for at in (range(len(self.load.routings)) if several else [self.middle]))
-        speeds = [run.tokens_per_s for run in runs]
-        middle = runs[speeds.index(median_low(speeds))]
+        every = range(len(self.load.routings))
+        chosen = every if whole and setting.by_routing else [middle(len(every))]
+        runs = tuple(self._run(setting, at) for at in chosen)
         made = engine(setting.engine) if setting.engine else NOBODY
-        return Estimate(
-            setting, runs, middle, _parts(self.load, setting, middle), tuple(memory_of(self.load, setting, made))
-        )
+        parts = parts_of(self.load, setting, runs[middle(len(runs))])
+        return Estimate(setting, runs, parts, tuple(memory_of(self.load, setting, made)))
 
     def best(self, found: Sequence[Setting]) -> Setting | None:
         """Return the fastest at the middle routing; of nearly equal ones the first."""
-        speeds = [self._run(setting, self.middle).tokens_per_s for setting in found]
+        speeds = [self._run(setting, middle(len(self.load.routings))).tokens_per_s for setting in found]
         return next(
             (setting for setting, speed in zip(found, speeds, strict=True) if speed >= max(speeds) * 0.999), None
         )
@@ -218,11 +213,12 @@ class Replays:
         key = (*setting.what, at)
         if key not in self.known:
             self.many += 1
-            self.known[key] = _replayed(self.load, setting, at)
+            self.known[key] = replayed(self.load, setting, at)
         return self.known[key]
 
 
-def _replayed(load: Load, setting: Setting, at: int) -> Replayed:
+def replayed(load: Load, setting: Setting, at: int) -> Replayed:
+    """Replay a setting with routing `at` of the load."""
     config = setting.config(load, at)
     result = replay(load.traces[at], config)
     tokens = sum(row["decode_tokens"] for row in result.per_request)
@@ -230,13 +226,13 @@ def _replayed(load: Load, setting: Setting, at: int) -> Replayed:
     return Replayed(config, result, tokens / totals["time_ns"] * 1e9, totals["hits"] / totals["accesses"])
 
 
-def _parts(load: Load, setting: Setting, run: Replayed) -> Parts:
+def parts_of(load: Load, setting: Setting, run: Replayed) -> Parts:
     """Return the parts of a token. What steps wait for is divided as CPU, link and disk were busy."""
     totals, platform = run.result.totals, setting.machine.platform
     tokens = sum(row["decode_tokens"] for row in run.result.per_request)
     passes = sum(row["decode_passes"] for row in run.result.per_request) / load.decoding.streams
     steps = passes * load.geometry.layers
-    sync = steps * (setting.launch_ns + 1_000 * setting.mode.step_us)
+    sync = steps * (platform.loading.gate_ns + 1_000 * setting.mode.step_us)
     computed = totals["dense_ns"] + totals["expert_ns"] + totals["loading_ns"] - sync
     stall = max(0, totals["time_ns"] - totals["dense_ns"] - totals["expert_ns"] - totals["loading_ns"])
     rate = setting.machine.disk_bytes_per_s or 1.0
@@ -482,9 +478,9 @@ def _refusal(load: Load, machine: Machine, only: str) -> str:
 
 # -- Ways to use the same bytes of fast memory, all at the same costs, which are no engine's
 #
-# Engines differ in more than placement, so their settings do not say which way to place suits a machine. Here experts are
-# placed for good (whole layers, or the most used ones by a list) or cached (the last used ones), and what fast memory
-# lacks is computed by the CPU, fetched, or divided between both.
+# Engines differ in more than placement, so their settings do not say which way to place suits a machine. Here experts
+# are placed for good (whole layers, or the most used ones by a list) or cached (the last used ones), and what fast
+# memory lacks is computed by the CPU, fetched, or divided between both.
 
 LAYER_US = 30  #: submissions and waiting of a layer with a miss: the middle of what engines take
 CACHE_US = 14  #: of a cache, in every layer: victims 9 to 11 us, gathering the slots 3.4 us (vLLM's, in a GPU's graph)
@@ -594,7 +590,7 @@ def keep_answer(of: Answer, out: Path) -> Iterator[str]:
 
 
 def _of_runs(estimate: Estimate, traces: Sequence[Path]) -> Sequence[Path]:
-    return traces if len(estimate.runs) == len(traces) else [traces[(len(traces) - 1) // 2]]
+    return traces if len(estimate.runs) == len(traces) else [traces[middle(len(traces))]]
 
 
 def _written(out: Path, load: Load, at: int) -> Path:

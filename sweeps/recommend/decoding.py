@@ -1,7 +1,7 @@
 """How requests decode: streams together and drafts, as `--concurrency N` and `--draft` ask for them.
 
-`--draft N|auto[:accept=A1/A2/...|NAME][:rejected=other|own][:head=layer|none]`. `auto` tries each length up to that of the
-list of chances, or MOST where one chance stands for all.
+`--draft N|auto[:accept=A1/A2/...|NAME][:rejected=other|own][:head=layer|none]`. `auto` tries each length up to that of
+the list of chances, or MOST where one chance stands for all.
 """
 
 from __future__ import annotations

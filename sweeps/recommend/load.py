@@ -1,7 +1,7 @@
 """What a machine has to run: a model as stored, its memory, how requests decode, and routing to replay.
 
-A model without a trace gets routing that is drawn from routing models and kept in the user's cache. Of every routing the
-first part is history, from which fixed placements are made and caches are filled; the rest is replayed.
+A model without a trace gets routing that is drawn from routing models and kept in the user's cache. Of every routing
+the first part is history, from which fixed placements are made and caches are filled; the rest is replayed.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ SMALLER = ("Q4_K_M", "Q3_K_M", "Q2_K")  #: quantisations that are offered in pla
 
 
 def smaller_loads(spec: str, options: Options) -> Iterator[tuple[str, Load]]:
-    """Yield the same model in smaller quantisations, by name, the largest first; those that its files cannot have not."""
+    """Yield the same model in smaller quantisations, by name, the largest first."""
     whole = model_load(spec, options)
     before = whole.expert_bytes
     for quant in SMALLER:
@@ -203,6 +203,14 @@ def model_load(spec: str, options: Options) -> Load:
         grade=f"estimated with {OWN if own else OTHERS}",
         source=source,
     )
+
+
+def load_of(model: str, geometry: Geometry, context: int) -> Load:
+    """Return the load of a geometry that stands in no file, with the middle routing for a model of its name."""
+    load = _load(Options(context=context), geometry, model, model, recognised(model, geometry))
+    candidates = routings_for(model, geometry)
+    chosen = candidates[(len(candidates) - 1) // 2]
+    return replace(load, routings=(_drawn(chosen.routing, chosen.name, 1),))
 
 
 def trace_load(path: Path, options: Options) -> Load:
@@ -310,7 +318,7 @@ def _keep(key: str, ids: np.ndarray) -> None:
 
 
 def _recorded(trace: Trace, streams: int) -> Routing:
-    """Return the first tokens of a trace that have k experts in every layer. Raises ConfigError for too few requests."""
+    """Return the first tokens of a trace with k experts in every layer. Raises ConfigError for too few requests."""
     ids, offsets = np.asarray(trace.read("chosen")), np.asarray(trace.request_offsets)
     whole = (ids >= 0).all(axis=(1, 2))
     ends = np.unique(np.concatenate([[0], np.cumsum(whole)])[offsets])

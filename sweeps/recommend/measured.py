@@ -1,7 +1,7 @@
-"""A measured run as a setting of an engine, and its time in closed form: what one or two runs of a series fit.
+"""A measured run as a setting of an engine, and its time by a replay: what one or two runs of a series fit.
 
-A *series* is one person's runs on one machine with one thing changed (a row of a table per run). Of a decoded token the
-form is that of `recommend`; `factor` makes misses so many times as dear, which is the unknown rate of the CPU, link or
+A *series* is one person's runs on one machine with one thing changed (a row of a table per run). A decoded token is
+replayed as `recommend` does; `factor` makes misses so many times as dear, which is the unknown rate of the CPU, link or
 disk, and `step` adds a fixed time, which is what else a token costs. Of a prompt each batch streams the experts of the
 layers that lie in main memory, at `factor` times the link's price, and a token of it takes `step`.
 """
@@ -11,19 +11,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from statistics import median
+from functools import cache
 from typing import Literal, NamedTuple
 
 from moereplay.simulator.capacity import RUNTIME
 from moereplay.simulator.cards import card, recognised
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import NOMINAL, Machine, assembled, without_gpu
+from moereplay.sweeps.recommend.answer import Parts, parts_of, replayed
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
-from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits, of_model
-from moereplay.sweeps.recommend.token_time import Load, Parts, prices, token
+from moereplay.sweeps.recommend.load import Load, load_of
+from moereplay.sweeps.recommend.settings import GLOBAL_LRU, LAYERS, STATIC, SYSTEM, Setting, of_layers
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.geometry import by_spelling
-from moereplay.traces.routing import shipped
 from moereplay.traces.schema import Geometry, TraceError
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -33,23 +33,27 @@ PLACEMENTS = ("cpu_layers", "expert_share", "slots", "ssd_slots", "all_cpu")
 #: An engine of which nothing is known but what a row says: each layer costs what a fitted step adds.
 UNKNOWN = Mode(name="", flags="", holds="layers", miss="cpu", below="mmap", source="columns of the row")
 Row = Mapping[str, str]
-Routings = dict[tuple[int, int, int], list[Hits]]
 
 
 class RefusedError(Exception):
-    """A run that the closed form cannot express."""
+    """A run that no setting expresses."""
 
 
 class Expressed(NamedTuple):
-    """A run as a setting: mode of an engine, machine, model, and what fast memory holds."""
+    """A run as a load and a setting of an engine."""
 
-    mode: Mode
-    machine: Machine
-    geometry: Geometry
-    hit: float
-    missing: float
-    in_memory: float
-    in_vram: float  #: share of all experts
+    load: Load
+    setting: Setting
+
+    @property
+    def geometry(self) -> Geometry:
+        """The model as stored."""
+        return self.load.geometry
+
+    @property
+    def machine(self) -> Machine:
+        """The machine, without its GPU if the run used none."""
+        return self.setting.machine
 
 
 class Sample(NamedTuple):
@@ -71,13 +75,13 @@ class Sample(NamedTuple):
         return self.measured / self.steps
 
 
-def samples(rows: Iterable[Row], routings: Routings, strict: bool) -> tuple[list[Sample], list[tuple[Row, str]]]:
+def samples(rows: Iterable[Row], strict: bool) -> tuple[list[Sample], list[tuple[Row, str]]]:
     """Return the runs that can be expressed, and the others with the reason; `strict` if all of the time is known."""
     found, refused = [], []
     for row in rows:
         try:
             _check(row)
-            found.append(prompt(row) if _of_a_prompt(row) and not strict else decoded(row, routings, strict))
+            found.append(prompt(row) if _of_a_prompt(row) and not strict else decoded(row, strict))
         except (RefusedError, ConfigError) as why:
             refused.append((row, str(why)))
     return found, refused
@@ -97,11 +101,11 @@ def _of_a_prompt(row: Row) -> bool:
     return not row["decode_tok_s"] and bool(row["prefill_tok_s"])
 
 
-def decoded(row: Row, routings: Routings, strict: bool) -> Sample:
+def decoded(row: Row, strict: bool) -> Sample:
     """Return the time of a decoded token. Raises RefusedError or ConfigError."""
-    run = expressed(row, routings, strict)
+    run = expressed(row, strict)
     measured = 1e9 / _number(row, "decode_tok_s")
-    return Sample(row, lambda factor, step: spent(run, positions(row), factor, step).total, measured, run=run)
+    return Sample(row, lambda factor, step: spent(run, factor).total + step, measured, run=run)
 
 
 def prompt(row: Row) -> Sample:
@@ -128,13 +132,11 @@ def _streamed(row: Row) -> float:
     return size / min(rate, (machine.disk_bytes_per_s or rate) if "ssd" in row["load"] else rate) * 1e9
 
 
-def spent(run: Expressed, context: int, factor: float = 1, step: float = 0) -> Parts:
-    """Return the parts of a token, with misses `factor` times as dear and `step` ns more."""
-    price = prices(run.machine, run.geometry, context)
-    slower = ("cpu", "cpu_apart", "link", "disk")
-    dearer = {name: of and of * factor for name in slower for of in [getattr(price, name)]}
-    price = replace(price, **dearer, dense=price.dense + step)
-    return token(price, run.mode, run.hit, run.missing, run.in_memory)
+@cache
+def spent(run: Expressed, factor: float = 1) -> Parts:
+    """Return the parts of a token, with misses `factor` times as dear."""
+    setting = replace(run.setting, slower=factor)
+    return parts_of(run.load, setting, replayed(run.load, setting, 0))
 
 
 def positions(row: Row) -> int:
@@ -159,7 +161,7 @@ def _without_gpu(row: Row) -> bool:
 # -- a run as a setting
 
 
-def expressed(row: Row, routings: Routings, strict: bool) -> Expressed:
+def expressed(row: Row, strict: bool) -> Expressed:
     """Return a run as a setting; `strict` if all of its time is to be known. Raises RefusedError, or ConfigError."""
     if row["draft"] not in ("", "none") or row["concurrency"] not in ("", "1"):
         raise RefusedError("drafts or several requests")
@@ -168,55 +170,39 @@ def expressed(row: Row, routings: Routings, strict: bool) -> Expressed:
     placement, alone = row["placement"], _without_gpu(row)
     if placement not in PLACEMENTS:
         raise RefusedError(f"placement {placement or 'not published'}: expected {', '.join(PLACEMENTS)}")
-    geometry, machine = _geometry(row, strict), _machine(row, strict)
+    geometry, machine, mode = _geometry(row, strict), _machine(row, strict), _mode(row, strict)
     if alone and not geometry.dense_bytes and not geometry.dense_params:
         raise RefusedError("no GPU, and dense weights of unknown size")
-    shape = geometry.layers, geometry.experts, geometry.k
-    if shape not in routings:
-        models = [each for name, each in shipped().items() if name != "miniature"]
-        routings[shape] = [of_model(each.scaled(*shape)) for each in models]
-    hits = routings[shape]
-    mode = _mode(row, strict)
+    load = load_of(row["model"], geometry, positions(row))
     if alone:
         machine = without_gpu(machine) if machine.has_main_memory else machine
-    layers = _number(row, "cpu_moe_layers", geometry.layers if "cpu" in placement else 0)
-    share = _share(row, geometry)
-    if row["hit_pct"] and alone:
-        hit = float(row["hit_pct"]) / 100
-        return Expressed(mode, machine, geometry, hit, 1 - hit**geometry.k, 0.0, 0.0)
-    made = _engine(row)
-    if share is None and (placement == "expert_share" or (placement == "slots" and made and made.fills)):
-        share = _left(row, machine, geometry)
-    in_vram = 0.0
-    if placement == "all_cpu":
-        hit = _cached(row, geometry, hits) if alone else 0.0
-        missing = 1 - hit**geometry.k
-    elif placement == "cpu_layers":
-        missing = layers / geometry.layers
-        in_vram, hit = 1 - missing, 1 - missing * _fetched(row)
-    elif share is not None:
-        in_vram, hit = share, _held(row, share, hits)
-        missing = 1 - hit**geometry.k
+        fast = min(load.expert_bytes, max(0, _ram_room(row, load)))
+        return Expressed(load, Setting("", mode, "", machine, fast, 0, 0, load.expert_bytes - fast))
+    if placement in ("cpu_layers", "all_cpu"):
+        away = int(_number(row, "cpu_moe_layers", geometry.layers))
+        held = geometry.layers - min(away, geometry.layers)
+        mode = mode.model_copy(update={"holds": LAYERS, "overlap": False})
+        fast, share = of_layers(load, held), None
     else:
-        raise RefusedError(f"placement {placement} without a share")
-    over_disk = placement == "ssd_slots" or alone  # what fast memory lacks, the disk has
-    in_memory = 0.0 if over_disk else _in_memory(row, geometry, hit, hits)
-    return Expressed(mode, machine, geometry, hit, missing, in_memory, in_vram)
+        held, share = 0, _share(row, geometry)
+        made = _engine(row)
+        if share is None and (placement == "expert_share" or (placement == "slots" and made and made.fills)):
+            share = _left(row, machine, load)
+        if share is None:
+            raise RefusedError(f"placement {placement} without a share")
+        mode = mode.model_copy(update={"holds": _filled(row)})
+        fast = round(share * load.expert_bytes)
+    below = load.expert_bytes - fast
+    ram = 0 if placement == "ssd_slots" else min(below, _ram_room(row, load, of_process=True))
+    return Expressed(load, Setting("", mode, "", machine, fast, held, ram, below - ram))
 
 
-def _fetched(row: Row) -> float:
-    """Return the share of the misses that a token waits for: all, or those that cross the link beside the CPU."""
-    if row["fetched_pct"] and not float(row["fetched_pct"]):
-        raise RefusedError("experts on the CPU and none read by the GPU")
-    return _number(row, "fetched_pct", 100) / 100
-
-
-def _held(row: Row, share: float, hits: list[Hits]) -> float:
-    """Return the hits of a share of the experts. Raises RefusedError for a policy that no form has."""
-    if row["hit_pct"]:
-        return float(row["hit_pct"]) / 100
-    filled = _filled(row)
-    return median(each.at(filled, share) for each in hits)
+def _ram_room(row: Row, load: Load, of_process: bool = False) -> int:
+    """Return the bytes of RAM for experts: what the process may take, or all but the system's; all where unknown."""
+    size = _number(row, "ram_limit_gib") or max(0, _number(row, "ram_gib") - SYSTEM / GIB)
+    if not size:
+        return load.expert_bytes
+    return round(size * GIB) - (RUNTIME if of_process else load.fixed_bytes)
 
 
 def _filled(row: Row) -> str:
@@ -244,42 +230,21 @@ def _share(row: Row, geometry: Geometry) -> float | None:
     return None
 
 
-def _left(row: Row, machine: Machine, geometry: Geometry) -> float:
+def _left(row: Row, machine: Machine, load: Load) -> float:
     """Return the share of the experts that fit where dense weights, KV cache and runtime leave room."""
     cards = _number(row, "n_gpu", 1)
     made = _engine(row)
     reserved = made.prompt_bytes * cards if made else 0
-    room = machine.memory_bytes * cards - Load(geometry, _allocated(row), RUNTIME, ()).fixed_bytes - reserved
-    return min(1.0, max(0, room) / (geometry.experts * sum(geometry.expert_bytes)))
+    kv_bytes = load.geometry.kv_held(_allocated(row)) - load.kv_bytes
+    room = machine.memory_bytes * cards - load.fixed_bytes - kv_bytes - reserved
+    return min(1.0, max(0, room) / load.expert_bytes)
 
 
 def overfull(sample: Sample) -> bool:
     """Return whether the experts that a run keeps in VRAM are larger than that of its cards."""
-    if sample.run is None:
+    if sample.run is None or not sample.run.machine.has_main_memory:
         return False
-    geometry = sample.run.geometry
-    held = sample.run.in_vram * geometry.experts * sum(geometry.expert_bytes)
-    return held > sample.run.machine.memory_bytes * max(1, _number(sample.row, "n_gpu", 1))
-
-
-def _cached(row: Row, geometry: Geometry, hits: list[Hits]) -> float:
-    """Return the hits of what RAM holds beside dense weights, KV cache and runtime, without a GPU."""
-    size = _number(row, "ram_limit_gib") or max(0, _number(row, "ram_gib") - 2)
-    room = size * GIB - Load(geometry, _allocated(row), RUNTIME, ()).fixed_bytes
-    share = room / (geometry.experts * sum(geometry.expert_bytes))
-    return 1.0 if share >= 1 or not size else median(each.at("lru in one pool", max(0.0, share)) for each in hits)
-
-
-def _in_memory(row: Row, geometry: Geometry, hit: float, hits: list[Hits]) -> float:
-    """Return the share of experts outside of VRAM that RAM holds beside the runtime."""
-    everything = geometry.experts * sum(geometry.expert_bytes)
-    size = _number(row, "ram_limit_gib") or max(0, _number(row, "ram_gib") - 2)
-    if not size or (row["placement"] == "cpu_layers" and not row["ram_limit_gib"] and size * GIB > everything):
-        return 1.0
-    layers = _number(row, "cpu_moe_layers", geometry.layers)
-    below = everything * (layers / geometry.layers if row["placement"] == "cpu_layers" else 1)
-    share = max(0.0, min(1.0, (size * GIB - RUNTIME) / below))
-    return 1.0 if share >= 1 else median(each.at("lru in one pool", share) for each in hits)
+    return sample.run.setting.fast_bytes > sample.run.machine.memory_bytes * max(1, _number(sample.row, "n_gpu", 1))
 
 
 def _mode(row: Row, strict: bool) -> Mode:
@@ -290,8 +255,8 @@ def _mode(row: Row, strict: bool) -> Mode:
     if strict and made is None:
         raise RefusedError("an engine whose cost per layer is not known")
     miss = _miss(row, made)
-    if row["fetched_pct"]:
-        return engine("freetoken").modes[0]
+    if row["fetched_pct"] and not float(row["fetched_pct"]):
+        raise RefusedError("experts on the CPU and none read by the GPU")
     kind = "cpu" if alone else "gpu"
     modes = [each for each in (made.modes if made else ()) if kind in each.machines]
     modes = modes or [each for each in engine("llama.cpp").modes if kind in each.machines and (alone or made)]

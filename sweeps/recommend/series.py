@@ -7,18 +7,19 @@ rates leave open) and a fixed step, which is what else a token costs. The result
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from moereplay.simulator.calibration import Band, Calibration, Part
+from moereplay.simulator.calibration import WORK, Band, Calibration, Part
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import without_disk
 from moereplay.simulator.platform import Platform, Roofline
 from moereplay.simulator.platforms import sealed
 from moereplay.simulator.wires import Link, LowerTier
-from moereplay.sweeps.recommend.measured import Row, Sample, overfull, positions, spent
-from moereplay.sweeps.recommend.token_time import Parts, prices, waited
+from moereplay.sweeps.recommend.answer import Parts
+from moereplay.sweeps.recommend.measured import Row, Sample, overfull, spent
+from moereplay.sweeps.recommend.settings import slowed
 from moereplay.traces.dense import dense_of
 from moereplay.traces.texts import hint
 
@@ -89,13 +90,13 @@ def fit_one(run: Sample) -> tuple[float, float]:
 
 def _launches(run: Sample) -> float:
     """Return the assumed nanoseconds of launches, which a step may replace; a prompt has none."""
-    return prices(run.run.machine, run.run.geometry, positions(run.row)).launches if run.run else 0.0
+    return float(run.run.machine.platform.loading.gate_ns * run.run.geometry.layers) if run.run else 0.0
 
 
 def _factor(is_short: Callable[[float], bool]) -> float:
     """Return the factor up to which a run takes less time than measured, by bisection."""
     low, high = 1e-6, 1e3
-    for _ in range(80):
+    for _ in range(40):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if is_short(middle) else (low, middle)
     return low
@@ -109,7 +110,7 @@ def rates_known(run: Sample) -> bool:
     """Return whether the rates of all that a token of the run waits for are published."""
     if run.run is None:
         return bool(run.row["ram_bw_gbs"])
-    parts = spent(run.run, positions(run.row))
+    parts = spent(run.run)
     waited = [name for name in ("cpu", "link", "disk") if getattr(parts, name)]
     return all(name in PUBLISHED and run.row[PUBLISHED[name]] for name in waited)
 
@@ -178,6 +179,14 @@ def predictions(group: Group, by: Fitted) -> list[Prediction]:
 # -- the platform
 
 
+def waited(platform: Platform, spent: Iterable[Parts]) -> tuple[Part, ...]:
+    """Return the parts of a platform that passes wait for. Without a lower tier, the disk is behind the link."""
+    names = {name for each in spent for name in ("cpu", "link", "disk") if getattr(each, name)}
+    if "disk" in names:
+        names.add("tiers" if platform.tiers else "link")
+    return tuple(part for part in WORK if part in names)
+
+
 class Written(NamedTuple):
     """A platform, and the figures in it that were fitted."""
 
@@ -230,7 +239,7 @@ def platform_of(group: Group, by: Fitted) -> Written:
 
 def _spent(by: Fitted) -> list[Parts]:
     """Return what each of the fitted runs waits for per token: only these parts' rates were fitted."""
-    return [spent(each.run, positions(each.row), by.factor, max(0.0, by.step)) for each in by.runs if each.run]
+    return [spent(each.run, by.factor) for each in by.runs if each.run]
 
 
 def _scaled(platform: Platform, factor: float, parts: Collection[Part]) -> tuple[Platform, dict[str, float]]:
@@ -238,7 +247,7 @@ def _scaled(platform: Platform, factor: float, parts: Collection[Part]) -> tuple
     change: dict[str, object] = {}
     figures: dict[str, float] = {}
     if "cpu" in parts and isinstance(platform.cpu, Roofline):
-        change["cpu"] = _slower(platform.cpu, factor)
+        change["cpu"] = slowed(platform.cpu, factor)
         figures["cpu.memory_bytes_per_s"] = platform.cpu.memory_bytes_per_s / factor
     if "link" in parts:
         change["links"] = tuple(_slowed(each, factor) for each in platform.links)
@@ -253,15 +262,9 @@ def _slowed(wire: Link | LowerTier, factor: float) -> Link | LowerTier:
     return wire.model_copy(update={"bytes_per_s": wire.bytes_per_s / factor})
 
 
-def _slower(cpu: Roofline, factor: float) -> Roofline:
-    """Return the CPU whose experts take `factor` times as long."""
-    rates = {"flops": cpu.flops / factor, "memory_bytes_per_s": cpu.memory_bytes_per_s / factor}
-    return cpu.model_copy(update=rates | {"launch_ns": round(cpu.launch_ns * factor)})
-
-
 def _method(group: Group, by: Fitted) -> str:
     names = " and ".join(each.row["id"] for each in by.runs)
-    return f"closed form of a token, rate of misses and fixed step fitted on {names} of {group.series or 'the table'}"
+    return f"replays of a token, rate of misses and fixed step fitted on {names} of {group.series or 'the table'}"
 
 
 def _band(others: Sequence[Prediction]) -> Band | None:

@@ -1,8 +1,8 @@
-"""Settings of engines as replays: what lies where, and the platform whose prices are those of the engine on the machine.
+"""Settings of engines as replays: what lies where, and the platform with the prices of the engine on the machine.
 
 An engine's mode (`engines/*.toml`) says how fast memory is filled, how a miss is served and what that costs. Here it
-becomes a policy set and a platform: synchronisation of a layer with a miss is `cpu.sync_ns` or the link's `start_ns`, what
-every layer costs is `loading.gate_ns`, page faults of a mapped file are a share of the disk's rate.
+becomes a policy set and a platform: synchronisation of a layer with a miss is `cpu.sync_ns` or the link's `start_ns`,
+what every layer costs is `loading.gate_ns`, page faults of a mapped file are a share of the disk's rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from moereplay.simulator.capacity import parse_capacity
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.machine import Machine, without_gpu
-from moereplay.simulator.platform import Contention, Platform, Roofline
+from moereplay.simulator.platform import Contention, Measured, Platform, Roofline
 from moereplay.simulator.platforms import kept
 from moereplay.simulator.times import Times, times_of
 from moereplay.simulator.wires import LowerTier
@@ -37,9 +37,6 @@ TOGETHER = Contention(cpu=54 / 63.8, link=23.9 / 24.9)
 #: Of a disk's rate when pages of a mapped file fault one by one: .56 where whole experts reach 3.9 tokens/s, 8 to 10
 #: where they reach 22 to 24 with half of the model in memory (measured by engines' authors, 2026).
 MAPPED = 1 / 5
-#: A GPU runs about 30 kernels per layer of one decoded token (norms, projections, positions, cache, attention, router,
-#: experts, shared expert, sums; a count of ours), and a launch takes about 3.5 us (engines' authors, 2026).
-KERNELS, KERNEL_NS = 30, 3_500
 RAM = "RAM"  #: the tier between the fast memory of a GPU and the disk
 
 
@@ -55,6 +52,7 @@ class Setting:
     gpu_layers: int  #: whole layers in fast memory, of a placement by layers
     ram_bytes: int  #: of experts, in main memory
     disk_bytes: int  #: of experts that neither holds
+    slower: float = 1  #: times the price of a miss on the machine
 
     @property
     def what(self) -> tuple[object, ...]:
@@ -76,7 +74,8 @@ class Setting:
         """Return the replay of routing `at` of the load."""
         geometry, order = load.geometry, load.orders[at]
         scope = "per_layer" if self.mode.holds in (STATIC, LRU) else "global"
-        capacity = f"{max(self.fast_bytes, max(geometry.expert_bytes))}B"
+        least = max(geometry.expert_bytes) * (geometry.layers if scope == "per_layer" else 1)
+        capacity = f"{max(self.fast_bytes, least)}B"  # a pool has room for an expert, also where none stays there
         if self.mode.holds == LAYERS:
             layers = range(geometry.layers - self.gpu_layers, geometry.layers)
             warm: Experts = tuple((layer, expert) for layer in layers for expert in range(geometry.experts))
@@ -122,7 +121,7 @@ class Setting:
             change["draft"] = base.draft.model_copy(
                 update={"ns_per_token": draft_ns(load.geometry, times, load.decoding.streams, load.context)}
             )
-        slow = MAPPED if mode.below == "mmap" else 1.0
+        slow = (MAPPED if mode.below == "mmap" else 1.0) / self.slower
         sync = round(1_000 * mode.layer_us)
         if not self.machine.has_main_memory:
             reads = self.machine.disk_bytes_per_s or base.links[0].bytes_per_s
@@ -130,9 +129,12 @@ class Setting:
             overlap = "arrival" if mode.overlap else "none"
             return base.model_copy(update=change | {"links": (link,), "overlap": overlap})
         starts = sync if mode.miss != "cpu" else 0
-        links = tuple(link.model_copy(update={"start_ns": link.start_ns or starts}) for link in base.links)
-        tiers = self._tiers(base, slow) if self.disk_bytes else ()
-        cpu = base.cpu and base.cpu.model_copy(
+        links = tuple(
+            link.model_copy(update={"start_ns": link.start_ns or starts, "bytes_per_s": link.bytes_per_s / self.slower})
+            for link in base.links
+        )
+        tiers = self._tiers(base, slow, max(load.geometry.expert_bytes)) if self.disk_bytes else ()
+        cpu = base.cpu and slowed(base.cpu, self.slower).model_copy(
             update={
                 "tier": tiers[0].name if tiers else "",
                 "sync_ns": base.cpu.sync_ns or sync,
@@ -144,25 +146,29 @@ class Setting:
             update=change | {"links": links, "tiers": tiers, "cpu": cpu, "contention": contention, "slow_tier": RAM}
         )
 
-    def _tiers(self, base: Platform, slow: float) -> tuple[LowerTier, ...]:
-        """Return main memory over the disk."""
+    def _tiers(self, base: Platform, slow: float, least: int) -> tuple[LowerTier, ...]:
+        """Return main memory over the disk, with room for an expert on its way."""
         reads = (self.machine.disk_bytes_per_s or 1.0) * slow
-        size = f"{max(1, self.ram_bytes)}B"
+        size = f"{max(least, self.ram_bytes)}B"
         if base.tiers:
             return (base.tiers[0].model_copy(update={"capacity": size, "bytes_per_s": reads}),)
         return (LowerTier(name=RAM, capacity=size, bytes_per_s=reads, latency_ns=self.machine.disk_latency_ns),)
 
     def _layer_ns(self, load: Load, times: Times) -> int:
-        """Return what every layer takes besides its weights: launches, the engine's own work, and the KV cache."""
+        """Return what every layer takes besides its weights and launches: the engine's own work, and the KV cache."""
         cached = load.decoding.streams * times.kv_ns(load.context) * load.kv_share
-        return round(cached + 1_000 * self.mode.step_us) + self.launch_ns
+        return round(cached + 1_000 * self.mode.step_us)
 
-    @property
-    def launch_ns(self) -> int:
-        """Nanoseconds of a layer's launches, where the platform's own times do not include them."""
-        platform = self.machine.platform
-        estimated = isinstance(platform.compute, Roofline) and platform.calibrated is None
-        return KERNELS * KERNEL_NS if estimated and self.machine.kind != "cpu" else 0
+
+def slowed(cpu: Roofline | Measured, factor: float) -> Roofline | Measured:
+    """Return the CPU whose experts take `factor` times as long."""
+    if isinstance(cpu, Measured) or factor == 1:
+        return cpu
+    formats = {name: rate / factor for name, rate in cpu.formats.items()}
+    each = cpu.expert_bytes_per_s and cpu.expert_bytes_per_s / factor
+    rates = {"flops": cpu.flops / factor, "memory_bytes_per_s": cpu.memory_bytes_per_s / factor}
+    more = {"launch_ns": round(cpu.launch_ns * factor), "formats": formats, "expert_bytes_per_s": each}
+    return cpu.model_copy(update=rates | more)
 
 
 def draft_ns(geometry: Geometry, times: Times, streams: int, context: int) -> int:
@@ -183,7 +189,7 @@ LEAST_LAYERS = 3  #: settings of a placement by layers that a comparison of engi
 
 
 def settings(load: Load, machine: Machine, engine: Engine, ladder: bool = False) -> Iterator[Setting]:
-    """Yield the settings of an engine that fit, with the most experts in fast memory; with `ladder` those with fewer."""
+    """Yield the settings of an engine that fit, with the most experts in fast memory, and with `ladder` fewer."""
     for mode in engine.modes:
         if mode.least_rows <= load.decoding.rows <= mode.most_rows:
             for where in machines_of(machine, mode):
