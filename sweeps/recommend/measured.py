@@ -21,7 +21,7 @@ from moereplay.simulator.machine import NOMINAL, Machine, assembled, without_gpu
 from moereplay.sweeps.recommend.answer import Parts, parts_of, replayed
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
 from moereplay.sweeps.recommend.load import Load, load_of
-from moereplay.sweeps.recommend.settings import GLOBAL_LRU, LAYERS, STATIC, SYSTEM, Setting, of_layers
+from moereplay.sweeps.recommend.settings import GLOBAL_LRU, LAYERS, STATIC, SYSTEM, UNIFORM, Setting, of_layers
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.geometry import by_spelling
 from moereplay.traces.schema import Geometry, TraceError
@@ -192,9 +192,25 @@ def expressed(row: Row, strict: bool) -> Expressed:
             raise RefusedError(f"placement {placement} without a share")
         mode = mode.model_copy(update={"holds": _filled(row)})
         fast = round(share * load.expert_bytes)
-    below = load.expert_bytes - fast
-    ram = 0 if placement == "ssd_slots" else min(below, _ram_room(row, load, of_process=True))
-    return Expressed(load, Setting("", mode, "", machine, fast, held, ram, below - ram))
+    fetched = _number(row, "fetched_pct") / 100 if row["fetched_pct"] else None
+
+    def holding(size: int) -> Setting:
+        below = load.expert_bytes - size
+        ram = 0 if placement == "ssd_slots" else min(below, _ram_room(row, load, of_process=True))
+        return Setting("", mode, "", machine, size, held, ram, below - ram, fetched=fetched)
+
+    if row["hit_pct"] and mode.holds != LAYERS:
+        return Expressed(load, _hitting(load, holding, float(row["hit_pct"]) / 100))
+    return Expressed(load, holding(fast))
+
+
+def _hitting(load: Load, holding: Callable[[int], Setting], hit: float) -> Setting:
+    """Return the setting with as much in fast memory as has the measured hits in a replay."""
+    low, high = 0, load.expert_bytes
+    for _ in range(10):
+        middle = (low + high) // 2
+        low, high = (middle, high) if replayed(load, holding(middle), 0).hit < hit else (low, middle)
+    return holding(high)
 
 
 def _ram_room(row: Row, load: Load, of_process: bool = False) -> int:
@@ -211,12 +227,12 @@ def _filled(row: Row) -> str:
     if "lru" in words or "upload" in row["on_miss"] or (not words and row["placement"] != "expert_share"):
         return GLOBAL_LRU
     if words & {"random", "uniform", "front"}:
-        return LAYERS
+        return UNIFORM
     if words & {"frequency", "use"}:
         return STATIC
     if words - {"static"}:
         raise RefusedError(f"policy {row['policy']}: expected lru, static by frequency, uniform, random or front")
-    return LAYERS if made and made.uniform else STATIC
+    return UNIFORM if made and made.uniform else STATIC
 
 
 def _share(row: Row, geometry: Geometry) -> float | None:

@@ -28,7 +28,9 @@ from moereplay.traces.geometry import last_layers
 from moereplay.traces.schema import Geometry
 from moereplay.traces.units import GB
 
-LAYERS, STATIC, LRU, GLOBAL_LRU = "layers", "static", "lru", "lru in one pool"  #: `holds` of a mode
+#: `holds` of a mode: whole layers, the same number of arbitrary or of the most used experts of each layer, and caches.
+LAYERS, UNIFORM, STATIC, LRU, GLOBAL_LRU = "layers", "uniform", "static", "lru", "lru in one pool"
+PER_LAYER, PLACED = (UNIFORM, STATIC, LRU), (LAYERS, UNIFORM, STATIC)
 SYSTEM = 2 * int(GB)  #: main memory for the operating system and other programs, assumed
 MARGIN = 1 << 30  #: of a card, that engines leave free: llama.cpp's own margin (`--fit-target` 1024 MiB)
 #: Rates that are left to CPU and link when both read main memory: 54 of 63.8 and 23.9 of 24.9 GB/s, as measured on a
@@ -53,6 +55,7 @@ class Setting:
     ram_bytes: int  #: of experts, in main memory
     disk_bytes: int  #: of experts that neither holds
     slower: float = 1  #: times the price of a miss on the machine
+    fetched: float | None = None  #: share of the misses that cross the link beside the CPU, where it was measured
 
     @property
     def what(self) -> tuple[object, ...]:
@@ -73,7 +76,7 @@ class Setting:
     def config(self, load: Load, at: int) -> ReplayConfig:
         """Return the replay of routing `at` of the load."""
         geometry, order = load.geometry, load.orders[at]
-        scope = "per_layer" if self.mode.holds in (STATIC, LRU) else "global"
+        scope = "per_layer" if self.mode.holds in PER_LAYER else "global"
         least = max(geometry.expert_bytes) * (geometry.layers if scope == "per_layer" else 1)
         capacity = f"{max(self.fast_bytes, least)}B"  # a pool has room for an expert, also where none stays there
         if self.mode.holds == LAYERS:
@@ -81,14 +84,16 @@ class Setting:
             warm: Experts = tuple((layer, expert) for layer in layers for expert in range(geometry.experts))
         else:
             pools = parse_capacity(capacity, geometry, scope, (geometry.expert_bytes,)).pools
-            warm = filled(order, pools, geometry.expert_bytes, 0)
-        stays = self.mode.holds in (LAYERS, STATIC)
+            warm = filled(
+                tuple(sorted(order)) if self.mode.holds == UNIFORM else order, pools, geometry.expert_bytes, 0
+            )
+        stays = self.mode.holds in PLACED
         uploads = not stays and self.mode.miss == "cpu"
         config = configure(
             capacity=capacity,
             scope=scope,
             eviction=STAYS if stays else "lru",
-            miss=self.mode.miss,
+            miss=self.mode.miss if self.fetched is None else f"split:q={self.fetched}",
             prefetch="missed" if uploads else "none",
             passes=load.decoding.passes,
             draft=load.decoding.drafts.text,
@@ -214,7 +219,7 @@ def settings_of(load: Load, machine: Machine, engine: Engine, mode: Mode) -> Ite
         for layers in _thinned(range(fits, -1, -1)):
             yield from setting_at(load, machine, engine, mode, of_layers(load, layers), layers)
         return
-    least = max(geometry.expert_bytes) * (geometry.layers if mode.holds in (LRU, STATIC) else geometry.k)
+    least = max(geometry.expert_bytes) * (geometry.layers if mode.holds in PER_LAYER else geometry.k)
     sizes = [room * part // STEPS for part in range(STEPS, 0, -1)] if mode.knobs else [room]
     for size in sizes:
         fast = min(load.expert_bytes, size)

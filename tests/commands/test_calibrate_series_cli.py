@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moereplay.simulator.machine import of_platform
 from moereplay.simulator.platforms import platform
+from moereplay.sweeps.recommend.answer import replayed
 from moereplay.sweeps.recommend.measured import decoded
-from moereplay.sweeps.recommend.token_time import prices, token
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 from tests.kit.every import every
@@ -53,12 +54,13 @@ def test_the_written_platform_takes_the_predicted_time(tmp_path: Path) -> None:
     assert made.calibrated is not None and made.calibrated.parts == ("cpu",)
     assert made.cpu is not None and not made.tiers and made.slow_tier == "RAM"  # no run waited for the disk
     assert made.band is not None and made.band.runs == 3
-    run = decoded(defaultdict(str, law("x", cpu_moe_layers="30")), {}, strict=False).run
+    run = decoded(defaultdict(str, law("x", cpu_moe_layers="30")), strict=False).run
     assert run is not None
-    price = prices(of_platform(made), run.geometry, 4096)
-    spent = token(price, run.mode, run.hit, run.missing, run.in_memory)
-    told = decoded(defaultdict(str, law("x", cpu_moe_layers="30")), {}, strict=False).time(FACTOR, STEP)
-    assert spent.total == pytest.approx(told, rel=1e-3)
+    on = of_platform(made, "24GB")
+    setting = replace(run.setting, machine=on, mode=run.setting.mode.model_copy(update={"layer_us": 65}))
+    spent = 1e9 / replayed(run.load, setting, 0).tokens_per_s
+    told = decoded(defaultdict(str, law("x", cpu_moe_layers="30")), strict=False).time(FACTOR, STEP)
+    assert spent == pytest.approx(told, rel=1e-3)
 
 
 def test_a_link_that_is_waited_for_is_the_figure_that_is_fitted(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ FACTOR, STEP = 1.7, 12e6  #: the machine's CPU is slower than its rate says, and
 def law(name: str, factor: float = FACTOR, step: float = STEP, **said: str) -> dict[str, str]:
     """A run of the machine that the law describes, to six digits."""
     row = defaultdict(str, RUN | {"id": name, "series": "desk", "decode_tok_s": "1"} | said)
-    row["decode_tok_s"] = f"{1e9 / decoded(row, {}, strict=False).time(factor, step):.6g}"
+    row["decode_tok_s"] = f"{1e9 / decoded(row, strict=False).time(factor, step):.6g}"
     return dict(row)
 
 

@@ -7,9 +7,8 @@ from collections import defaultdict
 import pytest
 
 from evidence.hybrid_cells import read
-from evidence.hybrid_directions import NOT_ASKED, _context, _crossing, _ladder
+from moereplay.sweeps.recommend.answer import replayed
 from moereplay.sweeps.recommend.measured import (
-    Routings,
     Row,
     Sample,
     decoded,
@@ -19,7 +18,7 @@ from moereplay.sweeps.recommend.measured import (
     spent,
 )
 from moereplay.sweeps.recommend.series import fit, fit_one, rates_known
-from moereplay.sweeps.recommend.token_time import MAPPED
+from moereplay.sweeps.recommend.settings import UNIFORM
 from tests.kit.measured_series import table
 
 #: 40 layers of 64 experts of 2 MiB, 4 of them active, on a machine with known rates; other columns are empty.
@@ -54,8 +53,7 @@ def row(**said: str) -> Row:
 
 
 def time_of(**said: str) -> float:
-    routings: Routings = {}
-    return decoded(row(**said), routings, strict=True).time(1, 0)
+    return decoded(row(**said), strict=True).time(1, 0)
 
 
 def test_a_layer_on_the_cpu_takes_the_time_of_its_active_bytes():
@@ -76,25 +74,27 @@ def test_a_prompt_streams_the_experts_that_each_batch_uses():
 
 def test_what_ram_lacks_without_a_gpu_comes_from_the_disk():
     # 5,120 MiB of experts and 1 GiB of dense weights in 4 GiB: RAM holds part of the experts, and the disk the rest
-    run = decoded(row(gpu="none", placement="all_cpu", ram_limit_gib="4", ssd_gbs="2"), {}, strict=True).run
-    assert run is not None and 0.3 < run.hit < 1 and run.in_memory == 0
-    spent_at = spent(run, 0)
-    misses = 40 * 4 * (1 - run.hit)
-    assert spent_at.disk == pytest.approx(
-        misses * 2 * 2**20 / 2 / MAPPED, rel=0.05
-    )  # 2 GB/s, by page faults, and latencies
-    assert not rates_known(decoded(row(gpu="none", placement="all_cpu", ram_limit_gib="4"), {}, strict=True))
+    run = decoded(row(gpu="none", placement="all_cpu", ram_limit_gib="4", ssd_gbs="2"), strict=True).run
+    assert run is not None and 0.3 < run.setting.fast_bytes / run.load.expert_bytes < 1
+    assert spent(run).disk > 0 and spent(run).link == spent(run).cpu == 0
+    assert not rates_known(decoded(row(gpu="none", placement="all_cpu", ram_limit_gib="4"), strict=True))
 
 
 def test_ktransformers_places_experts_uniformly_unless_it_is_told_their_use():
-    def hit(engine: str, policy: str) -> float:
+    def holds(engine: str, policy: str) -> str:
         of = row(engine=engine, placement="expert_share", gpu_expert_share="0.3", policy=policy, cpu_moe_layers="")
-        run = decoded(of, {}, strict=True).run
+        run = decoded(of, strict=True).run
         assert run is not None
-        return run.hit
+        return run.setting.mode.holds
 
-    assert hit("kt-kernel + SGLang", "static") == hit("kt-kernel + SGLang", "uniform") == pytest.approx(0.3)
-    assert hit("kt-kernel + SGLang", "static by frequency") == hit("llama.cpp b1", "static") > 0.35
+    assert holds("kt-kernel + SGLang", "static") == holds("kt-kernel + SGLang", "uniform") == UNIFORM
+    assert holds("kt-kernel + SGLang", "static by frequency") == holds("llama.cpp b1", "static") == "static"
+
+
+def test_a_measured_hit_rate_is_that_of_the_replay():
+    of = row(**SLOTS, on_miss="fetch", hit_pct="61")
+    run = decoded(of, strict=True).run
+    assert run is not None and replayed(run.load, run.setting, 0).hit == pytest.approx(0.61, abs=0.02)
 
 
 def test_a_token_reads_the_positions_that_are_filled():
@@ -105,9 +105,9 @@ def test_a_token_reads_the_positions_that_are_filled():
 
 def test_one_run_that_waits_for_a_disk_fits_the_rate_of_its_misses():
     over = row(ram_limit_gib="2", cpu_moe_layers="40", ssd_gbs="2", load="mmap", decode_tok_s="1")
-    factor, step = fit_one(decoded(over, {}, strict=True))
+    factor, step = fit_one(decoded(over, strict=True))
     assert factor > 1 and step == 0
-    assert fit_one(decoded(row(decode_tok_s="1"), {}, strict=True))[0] == 1  # in RAM, whose rate is known
+    assert fit_one(decoded(row(decode_tok_s="1"), strict=True))[0] == 1  # in RAM, whose rate is known
 
 
 def test_one_run_of_fetches_fits_the_step_where_the_links_rate_is_published():
@@ -119,9 +119,9 @@ def test_one_run_of_fetches_fits_the_step_where_the_links_rate_is_published():
         "policy": "lru",
     }
     of = row(**fetched, decode_tok_s="1", ram_bw_gbs="", cpu_moe_layers="")
-    factor, step = fit_one(decoded(of, {}, strict=False))
+    factor, step = fit_one(decoded(of, strict=False))
     assert factor == 1 and step > 0.5e9
-    factor, step = fit_one(decoded(row(**{**of, "pcie": ""}), {}, strict=False))
+    factor, step = fit_one(decoded(row(**{**of, "pcie": ""}), strict=False))
     assert factor > 1 and step == 0
 
 
@@ -134,7 +134,7 @@ def test_one_run_of_fetches_fits_the_step_where_the_links_rate_is_published():
     ],
 )
 def test_a_measured_rate_of_the_link_is_taken(said: str, rate: float):
-    run = decoded(row(pcie=said), {}, strict=True).run
+    run = decoded(row(pcie=said), strict=True).run
     assert run is not None and run.machine.platform.links[0].bytes_per_s == pytest.approx(rate)
 
 
@@ -167,8 +167,8 @@ def test_two_runs_fit_the_factor_and_the_step_that_made_them(factor: float, step
         ({"placement": "ssd"}, "placement ssd: expected cpu_layers"),
     ],
 )
-def test_what_no_closed_form_has_is_refused_by_name(said: dict[str, str], why: str):
-    found, refused = samples([row(), row(**said)], {}, strict=True)
+def test_what_no_setting_has_is_refused_by_name(said: dict[str, str], why: str):
+    found, refused = samples([row(), row(**said)], strict=True)
     assert (len(found), len(refused)) == (1, 1)
     assert why in refused[0][1]
 
@@ -200,20 +200,20 @@ SLOTS = {"placement": "slots", "slots_per_layer": "16", "cpu_moe_layers": "", "p
 )
 def test_names_and_remarks_of_a_run_change_nothing(said: dict[str, str]):
     plain = {"engine": "abc", "model": "xyz"}
-    found, refused = samples([row(**said, **plain), row(**{**STRANGE, **said})], {}, strict=False)
+    found, refused = samples([row(**said, **plain), row(**{**STRANGE, **said})], strict=False)
     assert not refused
     assert found[0].time(1, 0) == found[1].time(1, 0) > 0
 
 
 def test_who_serves_a_miss_is_what_the_column_says():
     # llama.cpp's own mode computes misses on the CPU; these slots are filled over the link at 25.1 GB/s
-    fetched = decoded(row(**SLOTS, on_miss="fetch"), {}, strict=True).run
-    assert fetched is not None and fetched.mode.miss == "fetch"
-    parts = spent(fetched, 0)
+    fetched = decoded(row(**SLOTS, on_miss="fetch"), strict=True).run
+    assert fetched is not None and fetched.setting.mode.miss == "fetch"
+    parts = spent(fetched)
     assert parts.link > 0 and parts.cpu == 0
-    computed = decoded(row(**SLOTS, on_miss="cpu"), {}, strict=True).run
-    assert computed is not None and spent(computed, 0).link == 0
-    _, refused = samples([row(**SLOTS, on_miss="a wizard"), row(**{**SLOTS, "policy": "hot"})], {}, strict=True)
+    computed = decoded(row(**SLOTS, on_miss="cpu"), strict=True).run
+    assert computed is not None and spent(computed).link == 0
+    _, refused = samples([row(**SLOTS, on_miss="a wizard"), row(**{**SLOTS, "policy": "hot"})], strict=True)
     assert [why.partition(":")[0] for _, why in refused] == ["on_miss a wizard", "policy hot"]
 
 
@@ -221,12 +221,12 @@ def test_the_memory_of_a_card_is_the_runs():
     # slots of unknown number fill what 4 of the card's 24 GiB leave: 2,560 experts of 2 MiB are 5 GiB, 1 GiB is dense,
     # and the runtime takes 500 MB: (4 - 1 - .466) / 5 = .507
     bare = SLOTS | {"slots_per_layer": "", "on_miss": "fetch", "engine": "FreeToken"}
-    held = [run.in_vram for size in ("4", "") if (run := decoded(row(**bare, vram_gib=size), {}, strict=True).run)]
+    runs = [decoded(row(**bare, vram_gib=size), strict=True).run for size in ("4", "")]
+    held = [run.setting.fast_bytes / run.load.expert_bytes for run in runs if run]
     assert held == [pytest.approx(0.507, abs=0.001), 1]
 
 
-def test_a_table_of_strangers_has_no_known_directions_and_needs_no_column_of_ours(tmp_path):
+def test_a_table_of_strangers_needs_no_column_of_ours(tmp_path):
     table(tmp_path).rename(tmp_path / "cells.csv")
-    found, refused = samples(read(tmp_path / "cells.csv"), {}, strict=False)
+    found, refused = samples(read(tmp_path / "cells.csv"), strict=False)
     assert len(found) == 5 and not refused
-    assert _ladder(found) == _context(found) == _crossing(found) == NOT_ASKED

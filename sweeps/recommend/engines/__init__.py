@@ -73,7 +73,7 @@ class Mode(Frozen):
     flags: str  #: a template over the quantities of Placed
     machines: tuple[Literal["gpu", "cpu", "unified"], ...] = ("gpu",)
     #: Where an expert lies: whole layers, the most used of each layer, or the last used.
-    holds: Literal["layers", "static", "lru", "lru in one pool"]
+    holds: Literal["layers", "uniform", "static", "lru", "lru in one pool"]
     miss: Literal["cpu", "fetch", "split"]  #: computed by the CPU, awaited over the link, or whichever ends first
     overlap: bool = False  #: within a layer, the CPU or the link works in parallel with the fast processor
     layer_us: Us = Field(default=0, ge=0, le=1e6)  #: more for each layer with a miss: submissions and waiting
