@@ -237,8 +237,9 @@ study-quick: .venv/base.stamp  ## the quick search of a trace compared with all 
 study-quants: .venv/base.stamp  ## bytes of known models in quantisations compared with published files (CELLS=cells.csv)
 	$(BIN)/python -m studies.quant_sizes $(or $(CELLS),../shared/data/hybrid/cells.csv)
 
-study-estimates: .venv/base.stamp  ## the closed form of `recommend` compared with measured runs (CELLS=folder with cells.csv)
+study-estimates: .venv/base.stamp  ## `recommend` compared with measured runs (CELLS=folder with cells.csv, SPEEDS=folder of published speeds)
 	$(BIN)/python -m evidence.hybrid_cells $(or $(CELLS),../shared/data/hybrid) $(if $(OUT),--out $(OUT))
+	$(BIN)/python -m evidence.speeds $(or $(SPEEDS),../shared/data/speeds)/cells.csv
 
 study-drafts-measured: .venv/base.stamp  ## measured series with drafts or several requests, replayed (CELLS=folder with cells.csv, 2 minutes)
 	$(BIN)/python -m evidence.draft_series $(or $(CELLS),../shared/data/hybrid)

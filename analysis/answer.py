@@ -7,8 +7,7 @@ from typing import Any
 
 from moereplay.analysis.tables import table
 from moereplay.simulator.machine import NO_LIMIT, Machine
-from moereplay.sweeps.recommend.answer import WORTH, Answer, Drafted, Estimate, More, Range, Way
-from moereplay.sweeps.recommend.engines import engine
+from moereplay.sweeps.recommend.answer import WORTH, Answer, Drafted, Estimate, More, Range, Way, tried_of
 from moereplay.sweeps.recommend.settings import GLOBAL_LRU, LAYERS, MAPPED, Sum
 from moereplay.traces.texts import between, counted, digits, percent, size, sold
 from moereplay.traces.units import GB
@@ -128,7 +127,7 @@ def document(of: Answer) -> dict[str, Any]:
 
 def _estimate(of: Estimate) -> dict[str, Any]:
     setting, run = of.setting, of.middle
-    tried = engine(setting.engine).tried_with(setting.mode) if setting.engine else None
+    tried = tried_of(of) if setting.engine else None
     return {
         "engine": setting.engine,
         "mode": setting.mode.name,
@@ -201,7 +200,7 @@ def speed(of: Range) -> str:
 
 def _compared(best: Estimate) -> str:
     """Say how far off predictions were in measured runs of the engine with this placement."""
-    tried = engine(best.setting.engine).tried_with(best.setting.mode)
+    tried = tried_of(best)
     if not tried:
         return "not compared with measured runs: none of this engine with this placement is known"
     times = between(f"{tried.least:.2f}", f"{tried.most:.2f}")
@@ -251,7 +250,7 @@ def _faster(of: Answer) -> Iterator[str]:
     """Yield the engine that is fastest in replays alone, if it is far ahead of the one that runs bear out."""
     first = of.engines[0]
     if first.tokens_per_s.middle > FAR * of.best.tokens_per_s.middle:
-        tried = engine(first.setting.engine).tried_with(first.setting.mode)
+        tried = tried_of(first)
         borne = f"its runs took {tried.median:.2g} times the predicted time" if tried else "not compared with runs"
         name, flags = first.setting.engine, first.setting.flags
         yield f"  faster in replays: {name}, {speed(first.tokens_per_s)}, {borne}: {flags}"
@@ -336,7 +335,7 @@ def _three(of: Range) -> str:
 
 
 def _engine(of: Estimate) -> dict[str, object]:
-    tried = engine(of.setting.engine).tried_with(of.setting.mode)
+    tried = tried_of(of)
     return {
         "engine": of.setting.engine,
         "flags": of.setting.flags,

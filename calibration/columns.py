@@ -168,7 +168,7 @@ SERIES: dict[str, Column] = {
     "hit_pct": Column("percent of accesses that fast memory served, where the engine counts them", Range(0, 100)),
     "question": Column("`prefill` if the prompt's rate is meant; else what the series asks"),
     "clean": Column("`C` excludes the run: incomplete, or several things changed"),
-    "excluded": Column("why no closed form of a token describes the run, in words; excludes it"),
+    "excluded": Column("why no setting of an engine describes the run, in words; excludes it"),
     "notes": Column("remarks"),
 }
 

@@ -289,7 +289,7 @@ def calibrate_series(
     judged = [(group, fitted(group, chosen_of(group, fit or ()))) for group in _with(groups(found), fit or [], refused)]
     if not judged:
         reasons = "; ".join(f"{row['id']}: {why}" for row, why in refused[:3])
-        raise ConfigError(f"{table}: no run can be predicted by the closed form: {reasons}")
+        raise ConfigError(f"{table}: no run can be predicted: {reasons}")
     if written.out and len(judged) > 1:
         names = ", ".join(sorted({group.series for group, _ in judged}))
         raise ConfigError(
@@ -313,7 +313,7 @@ def _with(found: Sequence[Group], names: list[str], refused: Sequence[tuple[Row,
     """Return the groups that hold a named run, or all. Raises ConfigError for a run that is refused or in no group."""
     for row, why in refused:
         if row["id"] in names:
-            raise ConfigError(f"invalid --fit {row['id']}: the closed form cannot predict this run: {why}")
+            raise ConfigError(f"invalid --fit {row['id']}: this run cannot be predicted: {why}")
     known = [run.row["id"] for group in found for run in group.runs]
     for name in names:
         if name not in known:

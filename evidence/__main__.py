@@ -103,10 +103,10 @@ def plans_of(evidence: Evidence) -> list[Plan]:
 
 # -- series of runs of machines with VRAM, RAM and a disk
 
-CLOSED, PROMPT = "closed form", "mean time per token of the prompt, ms"
+CLOSED, PROMPT = "replay of a token", "mean time per token of the prompt, ms"
 SERIES = "## Machines with VRAM, RAM and a disk"
 ABOUT_SERIES = """\
-Runs of [hybrid machines](hybrid.md), by the closed form of [`recommend`](../../docs/recommend.md). In each group (a
+Runs of [hybrid machines](hybrid.md), by replays as in [`recommend`](../../docs/recommend.md). In each group (a
 series of one engine) one run or two fit the rate of misses and a fixed step, as `moereplay calibrate series` does; the
 others are held out. Groups were chosen with the results in view."""
 

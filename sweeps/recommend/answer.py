@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from moereplay.results.result import Result
 from moereplay.results.settings import expert_lists, repeat_command
+from moereplay.simulator.calibration import Tried
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import CARD_SIZES, KIT_SIZES, NO_LIMIT, Machine, better, with_memory
@@ -298,9 +299,7 @@ def _best_of(load: Load, machine: Machine, only: str) -> float:
     """Return the tokens/s of the leading setting at the middle routing; 0 if nothing fits."""
     replays = Replays(load)
     leading = _leading(replays, load, machine, candidates(load, only))
-    return max(
-        (_likely(name, replays.estimate(setting, whole=False)) for name, setting in leading.items()), default=0.0
-    )
+    return max((_likely(replays.estimate(setting, whole=False)) for setting in leading.values()), default=0.0)
 
 
 def _answer(load: Load, machine: Machine, only: str, smaller: Smaller) -> Answer:
@@ -357,19 +356,24 @@ def leader(found: Sequence[Estimate]) -> Estimate:
 
     A prediction that was too fast is scaled by the measured error, and one that was far off is ignored.
     """
-    tried = [estimate for estimate in found if _may_lead(estimate.setting.engine)] or list(found)
-    speeds = [_likely(estimate.setting.engine, estimate) for estimate in tried]
+    tried = [estimate for estimate in found if _may_lead(estimate)] or list(found)
+    speeds = [_likely(estimate) for estimate in tried]
     return next(estimate for estimate, speed in zip(tried, speeds, strict=True) if speed >= max(speeds) * 0.999)
 
 
-def _may_lead(name: str) -> bool:
-    band = engine(name).tried
+def tried_of(of: Estimate) -> Tried | None:
+    """Return the measured runs of the engine in the mode of a setting, if there are any."""
+    return engine(of.setting.engine).tried_with(of.setting.mode)
+
+
+def _may_lead(of: Estimate) -> bool:
+    band = tried_of(of)
     return band is not None and band.median <= BORNE_OUT
 
 
-def _likely(name: str, estimate: Estimate) -> float:
-    band = engine(name).tried
-    return estimate.tokens_per_s.middle / max(1.0, band.median if band else 1.0)
+def _likely(of: Estimate) -> float:
+    band = tried_of(of)
+    return of.tokens_per_s.middle / max(1.0, band.median if band else 1.0)
 
 
 def _upgrades(load: Load, machine: Machine, best: Estimate) -> Iterator[More]:

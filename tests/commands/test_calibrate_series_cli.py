@@ -117,7 +117,7 @@ def test_runs_that_no_machine_explains_give_no_figures(tmp_path: Path) -> None:
         (("--fit", "desk-41"), "invalid --fit 'desk-41': expected the id of a run: did you mean desk-40"),
         (
             ("--fit", "drafted"),
-            "invalid --fit drafted: the closed form cannot predict this run: drafts or several requests",
+            "invalid --fit drafted: this run cannot be predicted: drafts or several requests",
         ),
         (
             ("--fit", "desk-0", "--fit", "desk-10", "--fit", "desk-20"),
@@ -147,7 +147,7 @@ def test_a_wrong_question_is_a_line(tmp_path: Path, words: tuple[str, ...], told
         ("id,engine,model,gpu,placement\na,b,c,d,e\na,b,c,d,e\n", "line 3: id 'a' repeats line 2"),
         ("id,engine,model,gpu,placement,ram_gib\na,b,c,d,e,nan\n", "invalid ram_gib 'nan': expected a number from 0"),
         ("id,engine,model,gpu,placement\n", "no runs"),
-        ("id,engine,model,gpu,placement\na,b,c,d,e\n", "no run can be predicted by the closed form: a: no decode rate"),
+        ("id,engine,model,gpu,placement\na,b,c,d,e\n", "no run can be predicted: a: no decode rate"),
     ],
     apart=True,
 )
