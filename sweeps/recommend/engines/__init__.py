@@ -1,7 +1,7 @@
 """Engines that offload experts: what each can do with them, as data with sources.
 
-Each is a TOML file in this folder; adding one is a file here, its name in NAMES, and `help/NAME.txt` with the options that
-its documents name: a test holds every printed flag to them. Engines without a profile are in `not_listed.toml`. An
+Each is a TOML file in this folder; adding one is a file here, its name in NAMES, and `help/NAME.txt` with the options
+that its documents name: a test holds every printed flag to them. Engines without a profile are in `not_listed.toml`. An
 installed package adds one by an entry point `NAME = package` of the group `moereplay.engines`: its file is NAME.toml in
 that package.
 """
