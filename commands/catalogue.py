@@ -76,7 +76,7 @@ def models(
         return
     if quant or refresh:
         raise ConfigError(f"--{'quant' if quant else 'refresh'} requires the name of a model")
-    shown = ("model", "layers", "experts", "k", "shared", "MiB per expert")
+    shown = ("model", "layers", "experts", "k", "shared", "weights", "active")
     if as_json:
         show_json([model.model_dump(mode="json") for model in known_models().values()])
         return

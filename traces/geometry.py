@@ -36,6 +36,7 @@ from moereplay.traces.texts import whole
 from moereplay.traces.weight_formats import CHECKPOINT_BITS, without_format
 
 MOST_PARAMS = 1 << 48
+NEAREST = 3  #: similar names that an unknown one is answered with
 
 
 class Published(Frozen):
@@ -65,6 +66,7 @@ class KnownModel(Public, Cached):
     dense_layers: int = 0  #: layers without experts, which come first
     params: int = Field(le=MOST_PARAMS)  #: weights of the whole text model, embedding included
     embedding_params: int = 0  #: weights of an embedding table that is not tied to the head
+    table_params: int = Field(default=0, le=MOST_PARAMS)  #: weights of look-up tables: a token reads a few rows of them
     matrices: tuple[int, ...]  #: relative sizes of an expert's matrices in reading order
     kv_bytes: int  #: KV cache per position, while every layer keeps all positions
     kv_windows: tuple[Window, ...] = ()  #: parts of it that stop growing
@@ -78,10 +80,16 @@ class KnownModel(Public, Cached):
 
     @property
     def active_params(self) -> int:
-        """Number of weights that a token uses, the embedding table left out."""
+        """Number of weights that a token multiplies; it reads single rows of the embedding and of look-up tables."""
         geometry = self.geometry
         each = geometry.k * (geometry.expert_params or 0) + (geometry.dense_params or 0)
         return geometry.layers * each + (geometry.head_params or 0)
+
+    @property
+    def weights(self) -> str:
+        """Total and active weights in words; those of look-up tables are part of the total."""
+        tables = f", {self.table_params / 1e9:.3g} of them in tables of n-grams" if self.table_params else ""
+        return f"{self.params / 1e9:.4g} billion{tables}, of which a token uses {self.active_params / 1e9:.3g} billion"
 
     def row(self) -> dict[str, object]:
         """Return one row of `moereplay models`."""
@@ -94,6 +102,8 @@ class KnownModel(Public, Cached):
             "experts": geometry.experts,
             "k": geometry.k,
             "shared": geometry.shared_experts,
+            "weights": f"{self.params / 1e9:.4g}B",
+            "active": f"{self.active_params / 1e9:.3g}B",
             "MiB per expert": ", ".join(spelled),
             "published in": self.published.format,
             "router": geometry.router.family,
@@ -122,6 +132,7 @@ class Attention(Frozen):
     window: int = 0  #: positions that a sliding window keeps; 0 keeps all
     every: int = 0
     index: int = 0  #: width of the key by which an indexer finds a row
+    pooled: int = 1  #: positions that share a key of the indexer
     query_rank: int = 0
     output_rank: int = 0
     output_groups: int = 1
@@ -144,20 +155,20 @@ class Attention(Frozen):
         row = self.kv_heads * self._width(self.kept or self.kv_projections) * self.kept_bits // 8
         if self.every:
             return Fraction((self.kv_heads * self.head_dim + self.index) * self.kept_bits, 8 * self.every), row
-        return (Fraction(0), row) if self.window else (Fraction(row + self.index * self.kept_bits // 8), 0)
+        found = Fraction(self.index * self.kept_bits, 8 * self.pooled)
+        return (Fraction(0), row) if self.window else (row + found, 0)
 
 
 def compressed(kv_heads: int, head_dim: int, window: int, every: int, index: int, **weights: Any) -> Attention:
-    """Return DeepSeek-V4's attention: one key is also the value, and an indexer chooses among rows of 4 positions."""
+    """Return DeepSeek-V4's attention: one key is also the value, and an indexer chooses among rows of few positions."""
     return Attention(
-        **{"heads": 1, **weights},
+        **{"heads": 1, "kept_bits": 32, **weights},
         kv_heads=kv_heads,
         head_dim=head_dim,
         kv_projections=1,
-        kept_bits=32,
         window=window,
         every=every,
-        index=index if every == SPARSE else 0,
+        index=index if 0 < every < HEAVY else 0,
     )
 
 
@@ -172,18 +183,20 @@ class LatentAttention(Frozen):
     rotary: int
     value: int
     index: int = 0  #: width of the key by which an indexer finds a position (DeepSeek-V3.2)
+    pooled: int = 1  #: positions that share a key of the indexer (GLM-5.3-Flash)
+    gated: bool = False  #: the output has a gate as wide as the values (Kimi K3)
 
     def params(self, hidden: int) -> int:
         """Number of weights of one layer at that hidden size."""
         query = self.heads * (self.plain + self.rotary)
         queries = (hidden + query) * self.query_rank if self.query_rank else hidden * query
         keys_values = hidden * (self.key_rank + self.rotary) + self.key_rank * self.heads * (self.plain + self.value)
-        return queries + keys_values + self.heads * self.value * hidden
+        return queries + keys_values + (1 + self.gated) * self.heads * self.value * hidden
 
     @property
     def cached(self) -> tuple[Fraction, int]:
         """Bytes that one layer keeps of every position, and of each in a window."""
-        return Fraction(2 * (self.key_rank + self.rotary + self.index)), 0
+        return 2 * (self.key_rank + self.rotary) + Fraction(2 * self.index, self.pooled), 0
 
 
 class Mamba2(Frozen):
@@ -242,6 +255,8 @@ class ModelNumbers(Frozen):
     shared_width: int = 0
     dense_layers: int = 0
     dense_width: int = 0
+    residual: int = 0
+    tables: int = 0
     mixers: tuple[Mixer, ...] = Field(min_length=1)
     vocab: int
     tied: bool = False
@@ -273,19 +288,20 @@ class ModelNumbers(Frozen):
         return [(mixer, every if mixer.layers is None else mixer.layers) for mixer in self.mixers]
 
     def dense(self) -> int:
-        """Return the always-resident parameters per MoE layer: attention, two norms, gate and shared experts."""
+        """Return the always-resident parameters per MoE layer: attention, norms, residual, gate and shared experts."""
         routing = self.hidden * (self.experts + 2 * self.latent)
-        return self.mixer() + 2 * self.hidden + routing + self.mlp(self.shared_width)
+        return self.mixer() + 2 * self.hidden + self.residual + routing + self.mlp(self.shared_width)
 
     def head(self) -> int:
         """Return the parameters outside the MoE layers that every token uses: the head and the dense layers."""
         return self.vocab * self.hidden + self.dense_layers * (
-            self.mixer() + 2 * self.hidden + self.mlp(self.dense_width)
+            self.mixer() + 2 * self.hidden + self.residual + self.mlp(self.dense_width)
         )
 
     def total(self) -> int:
         """Return the parameters of the whole model."""
-        return self.layers * (self.experts * self.expert() + self.dense()) + self.head() + self.embedding()
+        outside = self.head() + self.embedding() + self.tables
+        return self.layers * (self.experts * self.expert() + self.dense()) + outside
 
     def embedding(self) -> int:
         """Return the parameters of an embedding table that is not tied to the head."""
@@ -317,12 +333,14 @@ class ModelNumbers(Frozen):
 
 
 def known(name: str) -> KnownModel:
-    """Return the model of a name, alias or Hugging Face id, ignoring case. Raises TraceError naming a similar one."""
+    """Return the model of a name, alias or Hugging Face id, ignoring case. Raises TraceError naming similar ones."""
     if name.lower() in by_spelling():
         return by_spelling()[name.lower()]
-    near = difflib.get_close_matches(name.lower(), by_spelling(), n=1)
-    meant = f"did you mean {by_spelling()[near[0]].name}? " if near else ""
-    raise TraceError(f"unknown model {name!r}; {meant}`moereplay models` lists known models")
+    near = dict.fromkeys(
+        by_spelling()[each].name for each in difflib.get_close_matches(name.lower(), by_spelling(), n=9)
+    )
+    others = f"nearest names, which are other models: {', '.join(list(near)[:NEAREST])}; " if near else ""
+    raise TraceError(f"unknown model {name!r}; {others}`moereplay models` lists known models")
 
 
 def as_known(geometry: Geometry, name: str) -> Geometry:
@@ -411,6 +429,7 @@ def known_model(name: str, numbers: ModelNumbers) -> KnownModel:
         dense_layers=numbers.dense_layers,
         params=numbers.total(),
         embedding_params=numbers.embedding(),
+        table_params=numbers.tables,
         matrices=numbers.read_as or (1,) * numbers.matrices,
         kv_bytes=kv_bytes,
         kv_windows=kv_windows,

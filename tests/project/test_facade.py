@@ -174,7 +174,7 @@ def test_it_replays_as_the_same_rows_on_disk_do(tmp_path: Path) -> None:
         ({"weights": np.full((5, 2, 2), np.nan)}, "weights[0, 0, 0] is nan: expected a number from 0 to 65536"),
         ({"lookahead": [np.ones((5, 2, 7))]}, "lookahead/1 has shape (5, 2, 7), expected (5, 2, 8)"),
         ({"router_bias": np.ones(8)}, "router_bias has shape (8,), expected finite numbers of shape (2, 8)"),
-        ({"geometry": "olmoe-1b-8b"}, "unknown model 'olmoe-1b-8b'; did you mean olmoe-1b-7b"),
+        ({"geometry": "olmoe-1b-8b"}, "unknown model 'olmoe-1b-8b'; nearest names, which are other models: olmoe-1b"),
     ],
 )
 def test_arrays_that_are_no_trace_are_refused_by_name(wrong: dict[str, object], said: str) -> None:

@@ -25,7 +25,7 @@ from moereplay.traces.checkpoints.config import KEYS, numbers_of
 from moereplay.traces.checkpoints.found import explained, model_of
 from moereplay.traces.checkpoints.gguf import TYPES, read_header
 from moereplay.traces.checkpoints.quants import quantised
-from moereplay.traces.checkpoints.tensors import known_of, model_of_gguf, sizes_of, tensors_of, with_sizes
+from moereplay.traces.checkpoints.tensors import Stored, known_of, model_of_gguf, sizes_of, tensors_of, with_sizes
 from moereplay.traces.geometry import KnownModel, known, known_models
 from moereplay.traces.schema import TraceError
 from tests.kit.collecting import case
@@ -339,6 +339,21 @@ def test_a_gguf_file_says_the_bytes_of_every_layer(tmp_path: Path) -> None:
     assert made.geometry.weight_format == ""  # Q4_K alone is no name of a file
     mean = 8 * sum(made.geometry.expert_bytes) / (30 * 3 * 2816 * 704)
     assert dict(explained(made))["an expert"].endswith(f"{mean:.4g} bits per weight (Q4_K)")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "per_layer_token_embd.weight",
+        "model.layers.1.ple.ple_embedding.ngram_embedding.0",
+        "layers.1.engram.embed.weight",
+    ],
+)
+def test_a_table_of_n_grams_is_no_dense_weight(table: str) -> None:
+    tensors = {"layers.1.mlp.experts.0.w1": Stored(8, 4), "lm_head.weight": Stored(6, 3), "layers.1.norm": Stored(2, 1)}
+    sizes = sizes_of(tensors | {table: Stored(1000, 500)}, "a model")
+    assert sizes == sizes_of(tensors, "a model")._replace(table_weights=500)
+    assert (sizes.weights, sizes.dense_total) == (508, 8)
 
 
 def test_a_split_gguf_is_one_model(tmp_path: Path) -> None:

@@ -104,6 +104,14 @@ CARDS = {
     "nemotron-3-super-120b-a12b": 120,
     "glm-5.2": 744,
     "mistral-large-3": 675,
+    "qwen3-30b-a3b-2507": 30.5,
+    "qwen3-235b-a22b-2507": 235,
+    "qwen3.8-flash-next": 125 + 51,  # and 51 of look-up tables
+    "deepseek-v4.1-flash": 552 + 196,
+    "kimi-k3": 2780,
+    "mimo-v2.6-flash": 309,
+    "glm-5.3-flash": 321.3 - 7.5,  # without the layer of multi-token prediction
+    "deepseek-v4-pro": 1600 - 26,
 }
 
 #: GiB of all experts at 16 bits in SpecMD (arXiv 2602.03921), table 3
@@ -111,7 +119,8 @@ SPECMD_EXPERTS = {"olmoe-1b-7b": 12.0, "mixtral-8x7b": 84.0, "qwen1.5-moe-a2.7b"
 
 #: 1e9 parameters a token uses, as in the models' names or cards
 ACTIVE = {"olmoe-1b-7b": 1.3, "mixtral-8x7b": 12.9, "deepseek-v3": 37.0, "qwen3-235b-a22b": 22.0, "gpt-oss-120b": 5.1}
-ACTIVE |= {"nemotron-3-super-120b-a12b": 12.0, "mistral-large-3": 39.0, "deepseek-v4-flash": 13.0}
+ACTIVE |= {"nemotron-3-super-120b-a12b": 12.0, "mistral-large-3": 39.0, "deepseek-v4-flash": 13.0, "kimi-k3": 104.0}
+ACTIVE |= {"deepseek-v4.1-flash": 16.0, "mimo-v2.6-flash": 15.0, "glm-5.3-flash": 18.0}
 
 
 def test_parameters_add_up_to_the_published_totals() -> None:
@@ -156,6 +165,10 @@ def test_latent_attention_by_hand() -> None:
     assert shape.params(10) == 216
     # queries through rank 5 instead: 10 x 5 + 5 x 6 = 80
     assert shape.model_copy(update={"query_rank": 5}).params(10) == 236
+    # a gate as wide as the values: 10 x 8 more
+    assert shape.model_copy(update={"gated": True}).params(10) == 296
+    # 2 bytes of latent, rotary key and an index key of 6 that 4 positions share
+    assert shape.model_copy(update={"index": 6, "pooled": 4}).cached == (2 * (3 + 1) + 3, 0)
 
 
 def test_mamba_by_hand() -> None:
@@ -220,8 +233,14 @@ def test_no_two_models_share_a_spelling() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(TraceError, match="unknown model 'qwen3-30b'; did you mean qwen3-30b-a3b"):
-        known("qwen3-30b")
+    for name, others in [
+        ("qwen3-30b", "qwen3-30b-a3b, "),
+        ("qwen3-coder-120b-a3b", "qwen3-coder-30b-a3b, "),  # of the family, and not offered as what was meant
+        ("deepseek-v4.1-pro", "deepseek-v4-pro, "),
+    ]:
+        said = f"unknown model '{name}'; nearest names, which are other models: {others}"
+        with pytest.raises(TraceError, match=re.escape(said)):
+            known(name)
 
 
 def test_a_name_like_nothing_is_still_one_line() -> None:
@@ -309,6 +328,24 @@ def test_compressed_rows_by_hand() -> None:
     model = known("deepseek-v4-flash")
     assert model.kv_windows == ((128, 43 * 512 * 4),)
     assert model.kv_bytes - model.kv_windows[0].kv_bytes == 21 * (512 + 128) + 20 * 512 // 32
+    # of 40 layers one keeps a row of 16 bits of every position and three of every second one; the others read these
+    model = known("deepseek-v4.1-flash")
+    assert model.kv_windows == ((128, 40 * 512 * 2),)
+    assert model.kv_bytes - model.kv_windows[0].kv_bytes == 2 * (512 + 128) * 5 // 2
+
+
+def test_tables_of_n_grams_and_mixers_of_streams_by_hand() -> None:
+    model = known("qwen3.8-flash-next")
+    # 16 tables of 20 million rows of 160; two mixers in a layer of 4 streams of 2,560: down and up at rank 320, 4 gates
+    assert model.table_params == 16 * 20_000_000 * 160
+    without = model.params - model.table_params
+    assert without == model.geometry.layers * 512 * 3 * 2560 * 640 + model.embedding_params + (
+        model.geometry.layers * (model.geometry.dense_params or 0) + (model.geometry.head_params or 0)
+    )
+    mixers = 2 * (4 * 2560) * (320 + 320 + 4)
+    attention = (36 * (2560 * (6144 + 10240 + 48) + 10240 * 4 + 6144 * 2560) + 12 * (2560 * (9216 * 2 + 1024))) // 48
+    assert model.geometry.dense_params == attention + 2 * 2560 + mixers + 512 * 2560 + 3 * 2560 * 640
+    assert model.weights == "176.9 billion, 51.2 of them in tables of n-grams, of which a token uses 6.61 billion"
 
 
 def test_a_trace_of_before_learns_its_windows_unless_it_states_another_cache() -> None:

@@ -46,11 +46,12 @@ NESTED = ("ffn_config", "attn_config")  #: tables of DBRX's
 #: Architectures whose layers are read as their code builds them; of others attention is taken to be plain.
 ARCHITECTURES = frozenset(
     """afmoe aria aria_text axk1 bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v2 cohere2_moe dbrx deepseek
-    deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 dots1 ernie4_5_moe exaone_moe flex_olmo gemma4 gemma4_text
-    gemma4_unified glm4_moe glm4_moe_lite glm4v_moe glm4v_moe_text glm_moe_dsa gpt_oss granitemoe granitemoehybrid
-    granitemoeshared grok-1 hunyuan hunyuan_v1_moe hy_v3 jamba kimi_k2 kimi_k25 kimi_linear laguna lfm2_moe llama4
-    llama4_text mellum mimo_v2_flash minimax minimax_m1 minimax_m2 minimax_text_01 mistral4 mixtral nemotron_h olmoe
-    phimoe qwen2_moe qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_vl_moe qwen3_vl_moe_text skywork
+    deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 deepseek_v41 deepseek_v41_text dots1 ernie4_5_moe exaone_moe
+    flex_olmo gemma4 gemma4_text gemma4_unified glm5_next glm5_next_text glm4_moe glm4_moe_lite glm4v_moe
+    glm4v_moe_text glm_moe_dsa gpt_oss granitemoe granitemoehybrid granitemoeshared grok-1 hunyuan hunyuan_v1_moe
+    hy_v3 jamba kimi_k2 kimi_k25 kimi_linear laguna lfm2_moe llama4 llama4_text mellum mimo_v2 mimo_v2_flash minimax
+    minimax_m1 minimax_m2 minimax_text_01 mistral4 mixtral nemotron_h olmoe phimoe qwen2_moe qwen3_5_moe
+    qwen3_5_moe_text qwen3_moe qwen3_next qwen3_vl_moe qwen3_vl_moe_text qwen4_exp qwen4_exp_text skywork
     smallthinker solar_open step3p5 step3p7 xverse""".split()  # noqa: SIM905
 )
 #: Families whose every MLP is a mixture, so that `intermediate_size` is the width of an expert.
@@ -59,8 +60,19 @@ EXPERT_WIDTH_IS_INTERMEDIATE = frozenset(
     minimax_m3_vl_text minimax_text_01 llama4 llama4_text jamba flex_olmo cohere2_moe grok-1 grok1 hunyuan
     hunyuan_v1_moe dbrx aria_text minicpm skywork xverse""".split()  # noqa: SIM905
 )
-SIGMOID = ("deepseek_v3", "deepseek_v4", "glm4_moe", "glm_moe", "kimi", "minimax_m2", "bailing", "dots1", "nemotron_h")
-SIGMOID += ("lfm2_moe", "mimo_v2", "solar_open", "step3p")
+SIGMOID = (
+    "deepseek_v3",
+    "deepseek_v4",
+    "glm4_moe",
+    "glm_moe",
+    "glm5_next",
+    "kimi",
+    "minimax_m2",
+    "bailing",
+    "dots1",
+    "nemotron_h",
+)
+SIGMOID += ("glm5_next", "lfm2_moe", "mimo_v2", "solar_open", "step3p")
 #: An MLP of two matrices, without a gate.
 UNGATED = ("relu2", "relu_squared")
 
@@ -77,6 +89,7 @@ def _either(default: object, *keys: str) -> Any:
 
 Layered = Annotated[list[str], Field(max_length=2 * MOST_LAYERS)]
 Places = Annotated[list[Annotated[int, Field(ge=0, le=1 << 20)]], Field(max_length=2 * MOST_LAYERS)]
+Rows = Annotated[list[Annotated[int, Field(ge=0, le=1 << 40)]], Field(max_length=2 * MOST_LAYERS)]
 Small = Annotated[int, Field(ge=0, le=1 << 20)]
 Step = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 
@@ -100,12 +113,13 @@ class _Table(BaseModel):
 
 
 class Linear(_Table):
-    """`linear_attn_config` of Kimi-Linear; layers count from 1."""
+    """`linear_attn_config` of Kimi-Linear and K3; layers count from 1."""
 
     full_attn_layers: Places = []
     num_heads: Small | None = None
     head_dim: Small | None = None
     short_conv_kernel_size: Small | None = None
+    use_full_rank_gate: bool = False
 
 
 class Windowed(_Table):
@@ -140,7 +154,7 @@ class Quantisation(_Table):
     group_size: int | None = _size("group_size q_group_size", least=-1)
     load_in_4bit: bool = False
     load_in_8bit: bool = False
-    expert_dtype: str = ""
+    expert_dtype: str = _either("", "expert_dtype", "store_dtype")
     config_groups: dict[str, Group] = {}
 
 
@@ -162,7 +176,7 @@ class Config(_Table):
     width: int | None = _size(
         "moe_intermediate_size expert_ffn_hidden_size expert_intermediate_size moe_ffn_hidden_size"
     )
-    latent: int | None = _size("moe_latent_size")
+    latent: int | None = _size("moe_latent_size routed_expert_hidden_size")
     dense_width: int | None = _size("intermediate_size_mlp dense_intermediate_size intermediate_size ffn_hidden_size")
     intermediate_size: int | None = _size("intermediate_size")
     shared: int | None = _size(
@@ -195,10 +209,13 @@ class Config(_Table):
     qk_rope_head_dim: int | None = _size("qk_rope_head_dim")
     o_lora_rank: int | None = _size("o_lora_rank")
     o_groups: int | None = _size("o_groups", least=1)
-    index_head_dim: int | None = _size("index_head_dim")
+    index_head_dim: int | None = _size("index_head_dim indexer_head_dim")
+    pooled: int | None = _size("index_kpool indexer_compress_ratio", least=1)
+    mla_use_output_gate: bool = False
     indexer_types: Layered = []
     compress_ratios: Places = []
     compress_rates: dict[str, Step] = {}
+    kv_source_layer_ids: Places = []
     attention_k_eq_v: bool = False
     attn_output_gate: bool = False
     num_kv_shared_layers: int | None = _size("num_kv_shared_layers", most=MOST_LAYERS)
@@ -217,6 +234,14 @@ class Config(_Table):
     window_layout: Places = _either([], "sliding_window_layout", "hybrid_layer_pattern")
     window_pattern: Small | str = _either(0, "sliding_window_pattern", "global_attn_every_n_layers")
     block_types: str | Layered = _either("", "hybrid_override_pattern", "layers_block_type")
+    # residual streams, and tables that n-grams of tokens look up
+    hc_count: int | None = _size("hc_count", most=1 << 10)
+    hc_lowrank: int | None = _size("hc_lowrank")
+    engram_num_embeddings: Rows = []
+    engram_head_dim: int | None = _size("engram_head_dim")
+    ple_layer_ids: Places = []
+    ple_embed_dim: int | None = _size("ple_embed_dim")
+    ngram_vocab_size_base: int | None = _size("ngram_vocab_size_base", most=1 << 40)
     # which MLPs are mixtures
     mlp_layer_types: Layered = []
     moe_layers: Places = []
@@ -254,7 +279,7 @@ class Config(_Table):
     groups: int | None = _size("n_group num_expert_group", most=MOST_EXPERTS)
     topk_group: int | None = _size("topk_group", most=MOST_EXPERTS)
     scale: float = _either(1.0, "routed_scaling_factor", "route_scale", "moe_router_scaling_factor")
-    scoring: str = _either("", "scoring_func", "score_function", "moe_router_activation")
+    scoring: str = _either("", "scoring_func", "score_function", "moe_router_activation", "moe_router_activation_func")
     norm_topk_prob: bool | None = None
     moe_renormalize: bool = False
     router_jitter_noise: float = 0.01
@@ -271,6 +296,7 @@ KEYS = frozenset(
 )
 #: Names of layers that attend to all positions.
 FULL = ("attention", "full_attention", "global_attention", "indexed_attention")
+FULL += ("deepseek_sparse_attention", "qwen_sparse_attention")
 #: Keys that may change what a layer keeps or how many experts it has, but for those that do not (`HARMLESS`).
 OF_LAYERS = re.compile(
     r"attn|attention|per_layer_config|heads?(_|$)|kv_|window|rank|compress|index|chunk|experts?(_|$)|moe|sparse|mamba|ssm"
@@ -279,7 +305,7 @@ HARMLESS = re.compile(
     r"dropout|bias|rope|theta|scal|norm|loss|aux|jitter|eps|init|implementation|impl|logit|sink|router|gat(e|ing)|softcap"
     r"|drop|capacity|output_|use_cache|backend|dtype|act_fn|_act$|correction|topk$|n_heads$|qk_head_dim|max_window_layers"
     r"|use_sliding_window|alpha|beta|swiglu|hash|combine|overlap|kernels|chunk_size|mtp|proj|token|attention_type"
-    r"|dt_rank|bidirectional|heads_per_layer|add_|_fn$|strategy|vision|audio|image|multiplier|precision|kv_cache"
+    r"|dt_rank|bidirectional|heads_per_layer|add_|_fn$|dspark|index_source|attn_res|budget|ngram|strategy|vision|audio|image|multiplier|precision|kv_cache"
 )
 
 
@@ -336,6 +362,8 @@ def _numbers(config: Config, text: Mapping[str, Any], name: str, source: str) ->
         shared_width=shared_width,
         dense_layers=dense,
         dense_width=dense_width if dense else 0,
+        residual=_residual(config),
+        tables=_tables(config),
         mixers=mixers,
         vocab=_needed(config, "vocab", name),
         tied=config.tie_word_embeddings,
@@ -344,6 +372,22 @@ def _numbers(config: Config, text: Mapping[str, Any], name: str, source: str) ->
         router=_router(config),
         published=published,
     )
+
+
+def _residual(config: Config) -> int:
+    """Return the weights of a layer that mix its residual streams, before attention and before the MLP (Qwen4-Exp)."""
+    count, wide = config.hc_count or 0, (config.hc_count or 0) * (config.hidden or 0)
+    return 2 * wide * (2 * config.hc_lowrank + count) if config.hc_lowrank else 0
+
+
+def _tables(config: Config) -> int:
+    """Return the weights of the tables that n-grams look up: rows of `ple_embed_dim` in all, or of `engram_head_dim`.
+
+    The sizes of Qwen4-Exp's tables are primes just above the base that it states.
+    """
+    width = config.ple_embed_dim or config.hidden or 0
+    by_layer = len(config.ple_layer_ids) * (config.ngram_vocab_size_base or 0) * width
+    return sum(config.engram_num_embeddings) * (config.engram_head_dim or 0) + by_layer
 
 
 def _unknown(config: Config, text: Mapping[str, Any]) -> list[str]:
@@ -425,7 +469,8 @@ def _kinds(config: Config, name: str) -> list[Kind]:
 
 def _named_kinds(config: Config, layers: int, name: str) -> list[Kind] | list[str]:
     if ratios := _of_layers(config.compress_ratios, layers, name, "compress_ratios"):
-        return [Kind("sliding", ratio) for ratio in ratios]
+        kept = config.kv_source_layer_ids or range(layers)  # other layers read what these compressed
+        return [Kind("sliding", ratio if at in kept else 0) for at, ratio in enumerate(ratios)]
     if found := _of_layers(config.layer_types, layers, name, "layer_types"):
         return [_kind(each, config) for each in found]
     if full := config.linear_attn_config.full_attn_layers:
@@ -437,11 +482,11 @@ def _named_kinds(config: Config, layers: int, name: str) -> list[Kind] | list[st
         return ["full" if at % period == config.attn_layer_offset else "linear" for at in range(layers)]
     if every := config.attention_every:
         return ["full" if (at + 1) % every == 0 else "linear" for at in range(layers)]
+    if marked := _of_layers(config.window_layout, layers, name, "sliding_window_layout"):
+        return ["sliding" if each else "full" for each in marked]
     if config.attention_chunk_size:  # Llama 4: chunks, but in the layers without positions
         every = config.no_rope_layer_interval or 4
         return ["full" if (at + 1) % every == 0 else "sliding" for at in range(layers)]
-    if marked := _of_layers(config.window_layout, layers, name, "sliding_window_layout"):
-        return ["sliding" if each else "full" for each in marked]
     if config.window and (pattern := config.window_pattern):
         if isinstance(pattern, str):  # EXAONE: L for a window, G for all positions
             return ["sliding" if pattern[at % len(pattern)] == "L" else "full" for at in range(layers)]
@@ -516,6 +561,8 @@ def _mixer(config: Config, kind: Kind, count: int, name: str) -> Mixer:
             rotary=config.qk_rope_head_dim or 0,
             value=config.v_head_dim or 0,
             index=(config.index_head_dim or 0) if kind.indexed else 0,
+            pooled=config.pooled or 1,
+            gated=config.mla_use_output_gate,
         )
     return _attention(config, kind, count, name)
 
@@ -533,11 +580,12 @@ def _attention(config: Config, kind: Kind, count: int, name: str) -> Attention:
         double = 2 if config.model_type == "mimo_v2_flash" else 1
         kv_heads = config.swa_kv_heads or other.num_attention_groups or double * kv_heads
         width, value = config.swa_head_dim or other.head_dim or width, config.swa_v_head_dim or value
-    gated = config.attn_output_gate or config.model_type.startswith(("qwen3_next", "qwen3_5"))
+    gated = config.attn_output_gate or config.model_type.startswith(("qwen3_next", "qwen3_5", "qwen4_exp"))
     window = (config.window or config.attention_chunk_size or 0) if kind.name == "sliding" else 0
     if config.o_lora_rank is not None:  # DeepSeek-V4
         ranks = {"query_rank": config.q_lora_rank or 0, "output_rank": config.o_lora_rank}
         weights = {"layers": count, "heads": heads, "output_groups": config.o_groups or 1, **ranks}
+        weights |= {"kept_bits": 16} if config.kv_source_layer_ids else {}
         return compressed(kv_heads, width, window, kind.every, config.index_head_dim or 0, **weights)
     return Attention(
         layers=count,
@@ -547,6 +595,7 @@ def _attention(config: Config, kind: Kind, count: int, name: str) -> Attention:
         value_dim=0 if value == width else value,
         window=window,
         index=(config.index_head_dim or 0) if kind.indexed else 0,
+        pooled=config.pooled or 1,
         **({"kv_projections": 1, "kept": 2} if kind.name == "full" and config.attention_k_eq_v else {}),
     )
 
@@ -563,10 +612,10 @@ def _linear(config: Config, count: int, name: str) -> Mamba2:
     elif config.mamba_expand:  # Mamba of the first kind: in 2 x inner, out inner
         heads, width = config.mamba_expand * _needed(config, "hidden", name) // 64, 64
         groups, state = 1, config.mamba_d_state
-    else:  # queries, keys, values and output of heads x width, and the gates' low ranks, counted as half of one
+    else:  # queries, keys, values and output of heads x width; of gates only one of full rank counts
         heads = inside.num_heads or config.linear_num_heads or _needed(config, "heads", name)
         width = inside.head_dim or config.linear_head_dim or config.head_dim or 128
-        groups, state = heads, width // 2
+        groups, state = heads, width if inside.use_full_rank_gate else width // 2
     kernel = config.kernel or inside.short_conv_kernel_size or 4
     return Mamba2(layers=count, heads=heads, head_dim=width, groups=groups, state=state, kernel=kernel)
 
@@ -609,7 +658,7 @@ def _router(config: Config) -> Router:
         return Router(family="sparsemixer", jitter=config.router_jitter_noise)
     else:
         kind = "softmax_topk"
-    always = family.startswith(("mixtral", "gemma4", "ernie4_5"))
+    always = family.startswith(("mixtral", "gemma4", "ernie4_5", "qwen4_exp"))
     renormalise = always or (config.moe_renormalize if config.norm_topk_prob is None else config.norm_topk_prob)
     return Router(
         family=kind, groups=groups, groups_kept=config.topk_group or 1, scale=config.scale, renormalise=renormalise

@@ -258,8 +258,7 @@ def _pairs(model: KnownModel) -> Iterator[tuple[str, str]]:
     yield "other names", ", ".join(model.aliases)
     yield "MoE layers", f"{geometry.layers}{first}"
     yield "experts", f"{geometry.experts} in a layer, {geometry.k} per token{shared}"
-    used = f", of which a token uses {model.active_params / 1e9:.3g} billion"
-    yield "weights", f"{model.params / 1e9:.4g} billion{used}" if model.params else ""
+    yield "weights", model.weights if model.params else ""
     yield "an expert", f"{_expert_size(geometry.expert_bytes)}, {geometry.mean_bits:.4g} bits per weight ({stored})"
     yield "all experts", size(experts)
     yield (

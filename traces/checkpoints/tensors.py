@@ -52,10 +52,17 @@ class Sizes(NamedTuple):
     dense_weights: int  #: in these layers
     head_weights: int
     embedding_weights: int
+    table_weights: int  #: of tables that n-grams look up; their bytes are in no size
     matrices: tuple[int, ...]  #: relative sizes of an expert's matrices in the order of reading; empty if unknown
     format: str  #: in which most experts' bytes are stored
     dense_layers: int
     left_out: int  #: bytes of other modalities and of MTP layers
+
+    @property
+    def weights(self) -> int:
+        """Weights of the text part."""
+        outside = self.head_weights + self.embedding_weights + self.table_weights
+        return sum(self.expert_weights) + self.dense_weights + outside
 
     @property
     def dense_total(self) -> int:
@@ -68,6 +75,7 @@ LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|blk|h|layer)\.(\d{1,5})\.")
 ROUTED = re.compile(r"\.experts\.|_exps\.|_exps$|block_sparse_moe\.(?:input|output)_linear\.")
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|tok_embeddings|token_embd|wte|word_embeddings|embedding|embeddings)\.")
 HEAD = re.compile(r"^(?:language_model\.)?(?:lm_head|output|model\.lm_head)\.")
+TABLE = re.compile(r"per_layer_token_embd\.|ngram_embedding|\.engram\.embed\.")
 ELSEWHERE = re.compile(r"^(?:model\.)?(?:visual|vision|audio|multi_modal|mm[._]|image|v\.|mtp\.)|\.mtp\.|\.nextn\.")
 THIRDS = (1, 1, 1)  #: gate, up and down
 #: Parts of an expert, in the order in which engines read them.
@@ -84,12 +92,14 @@ def sizes_of(tensors: Mapping[str, Stored], name: str, layers: int | None = None
     weights: dict[int, int] = defaultdict(int)
     dense: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     outside, embedding, parts, formats = [0, 0], [0, 0], Counter[str](), Counter[str]()
-    head, left_out = False, 0
+    head, left_out, tables = False, 0, [0, 0]
     for tensor, stored in tensors.items():
         found = LAYER.search(tensor)
         layer = int(found[1]) if found else None
         if ELSEWHERE.search(tensor) or (layer is not None and layers is not None and layer >= layers):
             left_out += stored.size
+        elif TABLE.search(tensor):
+            _add(tables, stored)
         elif layer is None:
             is_table = EMBEDDING.search(tensor) is not None
             head |= HEAD.search(tensor) is not None
@@ -117,6 +127,7 @@ def sizes_of(tensors: Mapping[str, Stored], name: str, layers: int | None = None
         dense_weights=sum(dense[layer][1] for layer in mixtures),
         head_weights=outside[1],
         embedding_weights=embedding[1],
+        table_weights=tables[1],
         matrices=_matrices(parts),
         format=formats.most_common(1)[0][0],
         dense_layers=len(plain),
@@ -242,8 +253,9 @@ def model_of_gguf(files: list[Gguf], name: str, source: str) -> KnownModel:
             context=read.optional("context_length", 1 << 40) or 0,
             hidden=geometry.hidden,
             dense_layers=sizes.dense_layers,
-            params=sum(sizes.expert_weights) + sizes.dense_weights + sizes.head_weights + sizes.embedding_weights,
+            params=sizes.weights,
             embedding_params=sizes.embedding_weights,
+            table_params=sizes.table_weights,
             kv_bytes=kv_bytes,
             kv_windows=kv_windows,
             kv_bits=max((mixer.kept_bits for mixer in kept if isinstance(mixer, Attention)), default=16),
