@@ -8,6 +8,7 @@ from typing import Any
 from moereplay.analysis.tables import table
 from moereplay.simulator.machine import NO_LIMIT, Machine
 from moereplay.sweeps.recommend.answer import WORTH, Answer, Drafted, Estimate, More, Range, Way, tried_of
+from moereplay.sweeps.recommend.engines import engine, not_listed
 from moereplay.sweeps.recommend.settings import GLOBAL_LRU, LAYERS, MAPPED, Sum
 from moereplay.traces.texts import between, counted, digits, percent, size, sold
 from moereplay.traces.units import GB
@@ -32,7 +33,7 @@ def lines(of: Answer, verbose: bool = False) -> Iterator[str]:
     yield f"{of.load.name}{_weights(of)} on {machine_words(of.machine)}"
     yield f"{of.load.grade.upper()}: {of.load.source}"
     yield ""
-    yield f"  {speed(best.tokens_per_s)}   {best.setting.engine}: {best.setting.flags}"
+    yield f"  {speed(best.tokens_per_s)}   {best.setting.engine}: {typed_of(best)}"
     yield f"  {_compared(best)}"
     for name, memory in zip(_tiers(best), best.memory, strict=True):
         yield f"  {name} {_sum(of, memory)}"
@@ -61,6 +62,8 @@ def _tables(of: Answer) -> Iterator[str]:
         "best settings of each engine (tokens/s: lowest, middle and highest over the routings; hit: of a token's "
         "experts; runs: number of measured runs compared):",
     )
+    without = [{"engine": row.name, "does": row.scheme, "no flags because": row.why} for row in not_listed()]
+    yield table(without, "engines without settings here:")
     if of.more:
         yield table([_more(more) for more in of.more[:SHOWN]], f"gain from upgrades, with {of.best.setting.engine}:")
     if of.ways:
@@ -155,6 +158,13 @@ def _step_of(step: Drafted, none: Drafted) -> dict[str, Any]:
         "gain": step.estimate.gain(none.estimate)._asdict(),
         "experts_per_layer": totals["accesses"] / passes / step.load.geometry.layers,
     }
+
+
+def typed_of(of: Estimate) -> str:
+    """Return what to type: the engine's command and the flags of the setting, and what it needs besides."""
+    made = engine(of.setting.engine)
+    besides = "; ".join(filter(None, (made.state, made.needs)))
+    return " ".join(filter(None, (made.command, of.setting.flags))) + (f" ({besides})" if besides else "")
 
 
 def assumed(of: Answer) -> list[str]:
@@ -252,8 +262,8 @@ def _faster(of: Answer) -> Iterator[str]:
     if first.tokens_per_s.middle > FAR * of.best.tokens_per_s.middle:
         tried = tried_of(first)
         borne = f"its runs took {tried.median:.2g} times the predicted time" if tried else "not compared with runs"
-        name, flags = first.setting.engine, first.setting.flags
-        yield f"  faster in replays: {name}, {speed(first.tokens_per_s)}, {borne}: {flags}"
+        name = first.setting.engine
+        yield f"  faster in replays: {name}, {speed(first.tokens_per_s)}, {borne}: {typed_of(first)}"
 
 
 def _drafts(of: Answer) -> Iterator[str]:

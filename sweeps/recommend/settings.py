@@ -21,7 +21,7 @@ from moereplay.simulator.platforms import kept
 from moereplay.simulator.times import Times, times_of
 from moereplay.simulator.wires import LowerTier
 from moereplay.sweeps.recommend.engines import Engine, Mode, placed
-from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.load import KV_FORMATS, Load
 from moereplay.sweeps.recommend.space import STATIC as STAYS
 from moereplay.sweeps.recommend.space import Experts, filled
 from moereplay.traces.geometry import last_layers
@@ -249,7 +249,9 @@ def setting_at(load: Load, machine: Machine, engine: Engine, mode: Mode, fast: i
     disk = below - ram
     if disk and (mode.below == "none" or machine.disk_bytes_per_s is None):
         return
-    where = placed(load.geometry, fast, (load.dense_bytes + fast) / machine.memory_bytes)
+    first = load.known.dense_layers if load.known else 0
+    where = placed(load.geometry, fast, (load.dense_bytes + fast) / machine.memory_bytes, first)
+    where = where._replace(context=load.context, kv_type="" if load.kv_bits == 16 else KV_FORMATS[load.kv_bits][0])
     yield Setting(engine.name, mode, mode.render(where, disk), machine, fast, layers, ram, disk)
 
 
