@@ -90,18 +90,21 @@ def models(
 class Parts(NamedTuple):
     """A machine from the parts that its owner names; the other values are assumed and listed."""
 
-    gpu: Annotated[str, typer.Option(help='Card by name: "RTX 3090", "M4 Max"; none for the CPU alone.')] = ""
-    vram: Annotated[str, typer.Option(help="Memory of the GPU as it is sold: 24GB, which is 24GiB.")] = ""
+    gpu: Annotated[
+        str, typer.Option(help='Card by name: "RTX 3090", "2x RTX 3090", "M4 Max"; none: the CPU alone.')
+    ] = ""
+    vram: Annotated[str, typer.Option(help="Memory of each GPU as it is sold: 24GB, which is 24GiB.")] = ""
     ram: Annotated[str, typer.Option(help="Main memory (RAM) as it is sold: 64GB, which is 64GiB.")] = ""
     ram_rate: Annotated[
         str,
         typer.Option(
-            help="Rate at which the CPU reads main memory: 60GB/s, or its kits: DDR4-3600 (two channels), 8xDDR5-4800."
+            help="Rate at which the CPU reads main memory: 60GB/s, its kits: DDR4-3600 (two channels), 8xDDR5-4800, or "
+            "a range of either: DDR4-3200..DDR5-6000."
         ),
     ] = ""
     link: Annotated[str, typer.Option(help="Link of the GPU: 4.0x16, or a rate such as 25GB/s.")] = ""
     disk: Annotated[str, typer.Option(help="Rate of disk reads: 3.5GB/s; none if RAM holds every expert.")] = ""
-    cores: Annotated[str, typer.Option(help="Number of CPU cores.")] = ""
+    cores: Annotated[str, typer.Option(help="CPU cores, with their kind if known: 8, 8xAVX2, 16xAVX512.")] = ""
 
     def machine(self) -> Machine:
         """Return the machine of these parts. Raises ConfigError."""

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -22,13 +22,16 @@ UNIFIED = "unified"  #: of [reach]: memory that is the machine's
 #: issue 131), 25.1 and 52.7 GB/s on PCIe 4 and 5 (arXiv 2608.16157). Eight lanes of PCIe 4 were measured at 12.5 GB/s.
 LANE = {"3.0": 13.17e9 / 16, "4.0": 25.1e9 / 16, "5.0": 52.7e9 / 16}
 LANES = (1, 2, 4, 8, 16)
-SEVERAL = re.compile(r"^\s*\d+\s*[x*]\s|\s[x*]\s*\d+$|[,+&]")  #: how the names of several cards are written
+#: How the names of several cards are written, of one kind (group `first` or `last` has their number) or of more.
+SEVERAL = re.compile(r"^\s*(?P<first>\d+)\s*[x*]\s|\s[x*]\s*(?P<last>\d+)\s*$|[,+&]", re.IGNORECASE)
+MOST_CARDS = 16
 #: Words of a name that do not change a card's figures: form, memory, and what every name of a family has.
 _IDLE = re.compile(
     r"gpu|graphics|generation|edition|workstation|server|oem|pcie|sxm\d?|hbm\d?e?|gddr\dx?|\d+gb|accelerator"
 )
 _BRANDS = re.compile(r"\((r|tm|c)\)|nvidia|geforce|tesla|instinct|amd|radeon(?! pro| ai)|apple|intel|qualcomm")
 _FAMILIES = ("rtx", "gtx", "rx", "arc", "arcpro", "radeonpro", "radeonaipro", "jetson")  #: that a name may leave out
+_DISPLAYS = re.compile("GTX|RTX|RX|Arc|Titan|Quadro|Radeon")  #: names of cards with outputs for displays
 _SIZE = re.compile(r"\(?\b(\d+) ?G(?:i?B)?\b\)?", re.IGNORECASE)
 
 
@@ -41,6 +44,7 @@ class Card(Frozen):
     gb_per_s: float = Field(gt=0)
     tflops: float = Field(gt=0)
     pcie: str = ""
+    family: str
     source: str
     reach: float = Field(gt=0, le=1)  #: share of its memory's rate that a decoded token reaches
     layer_ns: int = Field(ge=0)  #: of a layer's launches
@@ -64,6 +68,13 @@ class Card(Frozen):
     def is_unified(self) -> bool:
         """True if it shares the machine's memory."""
         return self.gb is None
+
+    @property
+    def keeps(self) -> str:
+        """Which part of its memory others keep, for `kept_bytes`."""
+        if self.is_unified:
+            return "wired" if self.family == "apple" else "system"
+        return "display" if _DISPLAYS.match(self.name) else "compute"
 
     @property
     def link_bytes_per_s(self) -> float:
@@ -99,16 +110,39 @@ def link_rate(pcie: str) -> float:
 
 
 @cache
+def _document() -> dict[str, Any]:
+    return tomllib.loads(files("moereplay.simulator").joinpath("cards.toml").read_text("utf-8"))
+
+
+def kernel_rate(kind: str, weight_format: str = "") -> float:
+    """Return the weights/s that a core of this kind decodes: of a format, else of most formats."""
+    rates = _document()["kernels"]
+    return rates[kind] * (rates["codebook"] if re.match("IQ[123]", weight_format) else 1)
+
+
+def kept_bytes(memory: str, size: int) -> float:
+    """Return the bytes that others than the engine keep of a memory: `display`, `compute`, `wired` or `system`."""
+    kept = _document()["kept"]
+    return kept["system_bytes"] if memory == "system" else round(kept[memory] * size)
+
+
+@cache
 def cards() -> dict[str, Card]:
     """Return every card by name."""
-    document = tomllib.loads(files("moereplay.simulator").joinpath("cards.toml").read_text("utf-8"))
-    known = dict[str, Card]()
+    document, known = _document(), dict[str, Card]()
     for name, about in document["cards"].items():
-        reach, launches = document["families"][about.pop("family", about["source"])]
-        rates = {"reach": document["reach"][reach if "gb" in about else UNIFIED]}
-        rates["layer_ns"] = document["launches"][launches]
-        known[name] = Card(name=name, **about | rates | {"source": document["sources"][about["source"]]})
+        reach, launches = document["families"][about.get("family", about["source"])]
+        reach = document["reach"][reach if "gb" in about else UNIFIED]
+        source = {"family": about["source"]} | about | {"source": document["sources"][about["source"]]}
+        known[name] = Card(name=name, reach=reach, layer_ns=document["launches"][launches], **source)
     return known
+
+
+def several(name: str) -> tuple[int, str]:
+    """Return the number and the name of `2x RTX 3090`, `RTX 3090 x2` or `RTX 3090`."""
+    found = SEVERAL.search(name)
+    many = int((found and (found["first"] or found["last"])) or 0)
+    return (many, SEVERAL.sub(" ", name, 1).strip()) if 1 <= many <= MOST_CARDS else (1, name)
 
 
 def card(name: str) -> Card:
@@ -119,8 +153,8 @@ def card(name: str) -> Card:
     found = _spellings().get(_plain(name)) or _of_size(name)
     if found is None and SEVERAL.search(name):
         raise ConfigError(
-            f"invalid card {shown(name)!r}: expected one; for several name one, and their memory together as --vram "
-            "48GiB: layers divided among cards hold more experts and are no faster"
+            f"invalid card {shown(name)!r}: expected one kind, 1 to {MOST_CARDS} of it, such as 2x RTX 3090; for cards "
+            "that differ name the slowest, and pass their mean memory as --vram"
         )
     if found is None:
         near = nearest(_plain(name[:80]), _spellings())

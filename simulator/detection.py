@@ -20,7 +20,7 @@ from moereplay.simulator.cards import recognised
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.texts import sold
 
-TIMEOUT_S = 5
+TIMEOUT_S, KERNEL_S = 5, 30  #: of a tool, and of one that measures
 ROOT = Path("/")  #: of /proc and /sys
 LONGEST = 80  #: characters of a name
 LEAST_VRAM = 2 << 30  #: a GPU with less is a part of the processor, and computes no experts
@@ -46,10 +46,12 @@ class Found(NamedTuple):
     """Description of this machine by its system."""
 
     cpu: str
-    cores: int
+    cores: int  #: that run threads of their own, two of one core counted twice
     ram_bytes: int
     gpus: tuple[Gpu, ...]
     remarks: tuple[str, ...] = ()
+    kind: str = "vnni"  #: of a core, of `cards.toml`
+    threads: int = 1  #: that a core runs at once
 
 
 def detected() -> Found:
@@ -60,7 +62,7 @@ def detected() -> Found:
     gpus = [*_whole_processors(cpu)] or [*_nvidia(), *_amd(remarks)]
     if not gpus:
         gpus = [*_on_the_bus(remarks)]
-    return Found(cpu, _limited_cores(cores), ram, tuple(gpus), tuple(remarks))
+    return Found(cpu, _limited_cores(cores), ram, tuple(gpus), tuple(remarks), *_kind())
 
 
 def _text(path: str) -> str:
@@ -70,10 +72,10 @@ def _text(path: str) -> str:
     return ""
 
 
-def _said(*command: str) -> str:
+def _said(*command: str, seconds: float = TIMEOUT_S) -> str:
     """Return the output of a command; empty if it is missing, fails or hangs."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout[: 1 << 20] if done.returncode == 0 else ""
@@ -92,6 +94,26 @@ def _cpu_name() -> str:
     if system.system() == "Darwin" and (said := _said("sysctl", "-n", "machdep.cpu.brand_string")):
         return _name(said)
     return _name(system.processor() or system.machine())
+
+
+def _kind() -> tuple[str, int]:
+    """Return the kind of the cores, and how many threads one of them runs."""
+    about = _text("proc/cpuinfo")
+    if system.machine().lower() in ("arm64", "aarch64"):
+        return "neon", 1
+    newer = re.search(r"^flags\s*:.*\b(avx_vnni|avx512f)\b", about, re.MULTILINE) or not about
+    threads, cores = (re.search(rf"^{name}\s*: (\d+)", about, re.MULTILINE) for name in ("siblings", "cpu cores"))
+    each = int(threads[1]) // max(1, int(cores[1])) if threads and cores else 1
+    return "vnni" if newer else "avx2", max(1, each)
+
+
+def kernel_rate_here() -> float:
+    """Return the weights/s of llama.cpp's kernel, one row by 4-bit experts; 0 without `test-backend-ops`."""
+    words = ("test-backend-ops", "perf", "-b", "CPU", "-o", "MUL_MAT_ID", "-p", "type_a=(q4_K|q4_0).*n=1,")
+    printed = re.sub(r"\x1b\[[\d;]*m", "", _said(*words, seconds=KERNEL_S))
+    line = r"MUL_MAT_ID\(type_a=q4_[K0],[^)]*\bn=1,[^)]*\):.* (\d{1,6}(?:\.\d{1,6})?) ([MGT])FLOPS"
+    per_second = {"M": 1e6, "G": 1e9, "T": 1e12}
+    return max((float(many) * per_second[unit] / 2 for many, unit in re.findall(line, printed)), default=0.0)
 
 
 def _own_groups() -> Iterator[str]:

@@ -17,13 +17,15 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from moereplay.simulator.cards import link_rate, recognised
-from moereplay.simulator.detection import Found, Gpu, detected
+from moereplay.simulator.detection import Found, Gpu, detected, kernel_rate_here
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.machine import Machine, assembled
+from moereplay.simulator.machine import Cores, Machine, assembled
 from moereplay.simulator.platforms import as_toml
+from moereplay.simulator.rates import Roofline
 from moereplay.traces.texts import counted, sold
 from moereplay.traces.units import GB, SECOND
 
+DISTURBED = "measured with other work running"  #: how the remark begins that stands first, beside any headline
 BUSY = 0.5  #: load per core above which measured rates are doubtful
 
 
@@ -35,6 +37,7 @@ class Survey(NamedTuple):
     ram_bytes_per_s: float
     disk: Disk | None
     folder: Path
+    weights_per_s: float = 0  #: of llama.cpp's kernel on all cores, 0 if it was not measured
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the detected and measured values with headings."""
@@ -44,6 +47,8 @@ class Survey(NamedTuple):
         lines = [("CPU", f"{found.cpu}, {counted(found.cores, 'core')}")]
         lines += [("GPU", text) for text in gpus or ["none found"]]
         lines.append(("RAM", f"{ram} by {counted(threads, 'thread')} (measured)"))
+        if self.weights_per_s:
+            lines.append(("kernel", f"{self.weights_per_s / GB:.3g} billion 4-bit weights/s (llama.cpp's, measured)"))
         if self.disk:
             lines.append(("disk", f"of {self.folder.resolve()}: {_in_words(self.disk)}"))
         return lines
@@ -53,7 +58,8 @@ class Survey(NamedTuple):
         disk = {"folder": str(self.folder.resolve()), **self.disk._asdict()} if self.disk else None
         gpus = [gpu._asdict() for gpu in self.found.gpus]
         found = {"cpu": self.found.cpu, "cores": self.found.cores, "ram_bytes": self.found.ram_bytes, "gpus": gpus}
-        return {"found": found, "measured": {"ram_bytes_per_s": self.ram_bytes_per_s, "disk": disk}}
+        measured = {"ram_bytes_per_s": self.ram_bytes_per_s, "weights_per_s": self.weights_per_s or None}
+        return {"found": found, "measured": measured | {"disk": disk}}
 
 
 def here(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Machine:
@@ -68,15 +74,19 @@ def surveyed(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Su
     """Look at this machine and measure it within ten seconds. Raises ConfigError if the size of its RAM is unknown."""
     said = {name: text for name, text in (said or {}).items() if text}
     found = detected()
-    ram = measured_ram(found.cores)
+    ram, weights = measured_ram(found.cores), 0.0 if said.get("cores") else kernel_rate_here()
     disk, remark = measured_disk(folder)
-    parts = {"ram": f"{found.ram_bytes}B", "ram_rate": f"{int(ram)}B/s", "cores": str(found.cores)}
+    cores = Cores(max(1, found.cores // found.threads), found.kind, weights)
+    parts = {"ram": f"{found.ram_bytes}B", "ram_rate": f"{int(ram)}B/s", "cores": f"{cores.many}x{cores.kind}"}
     if disk:
         parts["disk"] = f"{int(disk.bytes_per_s)}B/s"
     gpu, remarks = _gpu_parts(found.gpus)
     busy = _busy(found.cores)
-    remarks += [busy] if busy and not (said.get("ram_rate") and said.get("disk")) else []
+    disturbed = [busy] if busy and not (said.get("ram_rate") and said.get("disk")) else []
     made = assembled(**{**parts, **gpu, **said})
+    of_cpu = made.platform.cpu or made.platform.compute
+    if weights and made.cores and isinstance(of_cpu, Roofline):
+        made = made.with_cpu(of_cpu.kv_bytes_per_s or of_cpu.memory_bytes_per_s, cores)
     if disk and not said.get("disk"):
         made = _with_disk(made, disk)
     named = f"{_chosen(found.gpus).name if found.gpus else found.cpu}"
@@ -87,8 +97,11 @@ def surveyed(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Su
             "source": _source(made, disk),
         }
     )
-    assumed = (*found.remarks, *remarks, *filter(None, [remark]), *made.assumed, *_of_compute(made))
-    return Survey(made._replace(platform=platform, assumed=assumed), found, ram, disk, folder)
+    if made.cores and not (weights or said.get("cores")):
+        by = f"{made.cores.decoded() / GB:.3g} billion weights/s, by {made.cores.many} cores of kind {made.cores.kind}"
+        remarks.append(f"the CPU decodes {by}; llama.cpp's test-backend-ops on the PATH is measured (--cores)")
+    assumed = (*disturbed, *found.remarks, *remarks, *filter(None, [remark]), *made.assumed)
+    return Survey(made._replace(platform=platform, assumed=assumed), found, ram, disk, folder, weights)
 
 
 def _busy(cores: int) -> str:
@@ -100,23 +113,13 @@ def _busy(cores: int) -> str:
     if load <= BUSY * cores:
         return ""
     on = counted(cores, "core")
-    return (
-        f"measured with other work running (load {load:.1f} on {on}), RAM and disk may be faster (--ram-rate, --disk)"
-    )
+    return f"{DISTURBED} (load {load:.1f} on {on}), RAM and disk may be faster (--ram-rate, --disk)"
 
 
 def _source(made: Machine, disk: Disk | None) -> str:
     measured = "RAM and disk measured" if disk else "RAM measured, the disk assumed"
     card = f"; compute of the card: {made.platform.source.partition(';')[0]}" if made.kind != "cpu" else ""
     return f"{system.node() or 'this machine'}: {measured}{card}"
-
-
-def _of_compute(made: Machine) -> tuple[str, ...]:
-    """Return the note on arithmetic rates, which are not measured."""
-    cpu = made.platform.cpu or made.platform.compute
-    if made.kind == "unified" or cpu.kind != "roofline":
-        return ()
-    return (f"the CPU computes {cpu.flops / 1e12:.3g} TFLOP/s, by its number of cores",)
 
 
 def _with_disk(made: Machine, disk: Disk) -> Machine:

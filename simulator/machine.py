@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Iterator
+from math import sqrt
 from typing import NamedTuple
 
 from moereplay.simulator.capacity import memory_of, parse_size, with_unit
-from moereplay.simulator.cards import GIB, LANE, Card, card, cards, link_rate
+from moereplay.simulator.cards import GIB, LANE, Card, card, cards, kept_bytes, kernel_rate, link_rate, several
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Measured, Platform, Roofline
 from moereplay.simulator.rates import MOST_RATE, Loading
@@ -16,19 +17,40 @@ from moereplay.simulator.wires import Link, LowerTier
 from moereplay.traces.schema import shown
 from moereplay.traces.texts import sold
 from moereplay.traces.units import GB
+from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
 UNIFIED = "unified memory"
-#: Rates that are assumed if none is given: a desktop's two channels of DDR5, of which a CPU's kernels reached
-#: 63.8 GB/s (FreeToken, arXiv 2608.16157), and an NVMe drive on PCIe 3.
-RAM_BYTES_PER_S, DISK_BYTES_PER_S = 60e9, 3.5e9
+DISK_BYTES_PER_S = 3.5e9  #: assumed: an NVMe drive on PCIe 3
 CHANNELS = 2  #: of a desktop's RAM
-NOMINAL = 0.7  #: of a nominal rate of RAM that CPU kernels reach
-CORES = 8
-FLOPS_PER_CORE = 125e9  #: of a CPU's core: 16-bit weights, two 256-bit multiply-adds a cycle at 4 GHz
+RAM = ("DDR4-3200", "DDR5-6000")  #: of a desktop of which nothing is said, from the slowest to the fastest
+#: Of a nominal rate of RAM that CPU kernels reach: 58.1 and about 72 GB/s of two channels of DDR5 (FreeToken, issue
+#: 151, 7800X3D; lukaLLM, 9950X); of eight of DDR5-4800 in one socket .43 (ik_llama.cpp, Threadripper 7965WX) and .51
+#: (ktransformers, Xeon 6454S), which is taken from six channels on.
+NOMINAL, SERVER, OF_SERVERS = 0.7, 0.5, 6
+FLOPS_PER_CORE = 125e9  #: of a CPU's core with many rows: two 256-bit multiply-adds of 16 bits a cycle at 4 GHz
+DENSE_BITS = BITS_PER_WEIGHT["Q6_K"]  #: of dense weights beside quantised experts, where a CPU computes both
 READ_NS = 80_000  #: before a disk's first byte, NVMe class
 LAUNCH_NS, CPU_LAUNCH_NS, COPY_NS = 1_000, 1_000, 10_000  #: per expert of one grouped kernel, and of a copy
 NO_LIMIT = 1 << 50
 DESKTOP = re.compile(r"(RTX [2-9]0[5-9]0|RX [6-9]\d00)( (Ti|Super|XT|XTX|GRE|Ti Super|\d+GB|Ti \d+GB))?")
+
+
+class Cores(NamedTuple):
+    """Cores of a CPU, of one kind of `cards.toml`, or what all of them were measured to decode."""
+
+    many: int
+    kind: str
+    weights_per_s: float = 0  #: of all cores together; 0: by their kind
+
+    def decoded(self, weight_format: str = "") -> float:
+        """Weights/s of a format that they decode for one row."""
+        by_kind = self.many * kernel_rate(self.kind, weight_format)
+        return self.weights_per_s * by_kind / (self.many * kernel_rate(self.kind)) if self.weights_per_s else by_kind
+
+
+#: Cores of a desktop of which nothing is said: the slowest, those assumed, the fastest.
+DESKTOPS = (Cores(6, "avx2"), Cores(8, "vnni"), Cores(16, "vnni"))
+KINDS = {"avx2": "avx2", **dict.fromkeys(("vnni", "avxvnni", "avx512", "amx"), "vnni"), "neon": "neon"}
 
 
 class Machine(NamedTuple):
@@ -39,6 +61,26 @@ class Machine(NamedTuple):
     disk_bytes_per_s: float | None
     disk_latency_ns: int = READ_NS
     assumed: tuple[str, ...] = ()  #: figures that were assumed, and the options that give them
+    #: Cards that share the layers: memory is that of all, rates and link those of one, as a token passes them in turn.
+    count: int = 1
+    cores: Cores | None = None  #: of the CPU, if its prices follow from them
+    ends: tuple[tuple[float, Cores], ...] = ()  #: slowest and fastest RAM (bytes/s) and cores that what is said allows
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of fast memory that others than the engine do not keep."""
+        return self.memory_bytes - int(self.platform.reserve_bytes or 0)
+
+    def range(self) -> tuple[Machine, ...]:
+        """Return the machine at both ends of what is not said of its CPU; none if everything is."""
+        return tuple(self.with_cpu(rate, cores) for rate, cores in self.ends)
+
+    def with_cpu(self, rate: float, cores: Cores) -> Machine:
+        """Return the machine whose CPU has these cores and reads RAM at `rate` bytes/s, without a range."""
+        platform, cpu = self.platform, priced(rate, cores)
+        beside = platform.cpu and {"tier": platform.cpu.tier, "sync_ns": platform.cpu.sync_ns}
+        change = {"cpu": cpu.model_copy(update=beside)} if beside else {"compute": _alone(cpu, cores)}
+        return self._replace(platform=platform.model_copy(update=change), cores=cores, ends=())
 
     @property
     def memory_bytes(self) -> int:
@@ -104,12 +146,29 @@ def without_gpu(machine: Machine) -> Machine:
     assert cpu is not None
     cpu = cpu.model_copy(update={"tier": "", "sync_ns": 0})
     if isinstance(cpu, Roofline):
-        cpu = cpu.model_copy(update={"kv_bytes_per_s": cpu.memory_bytes_per_s})
+        cpu = _alone(cpu, machine.cores)
     alone = platform.model_copy(
         update={"compute": cpu, "cpu": None, "tiers": (), "fast_tier": "RAM", "memory_bytes": float(machine.ram_bytes)}
-        | {"loading": Loading()}
+        | {"loading": Loading(), "reserve_bytes": None if platform.reserve_bytes is None else kept_bytes("system", 0)}
     )
-    return machine._replace(platform=alone, ram_bytes=0)
+    return machine._replace(platform=alone, ram_bytes=0, count=1)
+
+
+def priced(rate: float, cores: Cores) -> Roofline:
+    """Return a CPU that computes experts: bytes/s of RAM, or of a format what its kernels decode if that is less."""
+    decoded = {name: float(round(cores.decoded(name) * bits / 8)) for name, bits in BITS_PER_WEIGHT.items()}
+    formats = {name: slower for name, slower in decoded.items() if slower < rate}
+    flops = cores.many * FLOPS_PER_CORE
+    return Roofline(flops=flops, memory_bytes_per_s=rate, launch_ns=CPU_LAUNCH_NS, formats=formats)
+
+
+def _alone(cpu: Roofline, cores: Cores | None) -> Roofline:
+    """Return a CPU that computes dense weights too; of a format that nobody names as of Q6_K."""
+    rate = cpu.memory_bytes_per_s
+    dense = min(rate, float(round(cores.decoded() * DENSE_BITS / 8))) if cores else rate
+    named = {name: cpu.formats.get(name, rate) for name in BITS_PER_WEIGHT} if dense < rate else {}
+    change = {"memory_bytes_per_s": dense, "dense_formats": named, "kv_bytes_per_s": rate}
+    return cpu.model_copy(update=change | ({"expert_bytes_per_s": rate} if dense < rate else {}))
 
 
 def rate_of(text: str, option: str, forms: str = "") -> float:
@@ -129,7 +188,43 @@ def ram_rate_of(text: str) -> float:
     modules = re.fullmatch(r"(?:([1-9]\d?)\s*x\s*)?(?:LP)?DDR[345]X?[- ](\d{3,5})", text.strip(), re.IGNORECASE)
     if modules is None or not 400 <= int(modules[2]) <= 20_000:
         return rate_of(text, "ram-rate", f"{with_unit('rate', text, '60', 'GB/s')}, or modules such as DDR4-3600")
-    return int(modules[1] or CHANNELS) * 8e6 * int(modules[2]) * NOMINAL
+    channels = int(modules[1] or CHANNELS)
+    return channels * 8e6 * int(modules[2]) * (SERVER if channels >= OF_SERVERS else NOMINAL)
+
+
+def _ram_rates(text: str, assumed: list[str]) -> tuple[float, float, float]:
+    """Return the slowest, the assumed (their geometric mean) and the fastest rate of RAM that the text allows."""
+    first, _, last = text.partition("..") if text else (RAM[0], "", RAM[1])
+    slow, fast = sorted((ram_rate_of(first), ram_rate_of(last or first)))
+    middle = slow if slow == fast else float(round(sqrt(slow * fast)))
+    if not text.strip().endswith("/s"):
+        of = (
+            f"{NOMINAL:.0%} of {text}, in {CHANNELS} channels unless it names others, {SERVER:.0%} from {OF_SERVERS} on"
+        )
+        of = of if text else f"{slow / GB:.3g} to {fast / GB:.3g}: {CHANNELS} channels of {RAM[0]} to {RAM[1]}"
+        assumed.append(f"the CPU reads RAM at {middle / GB:.3g} GB/s, {of} (--ram-rate)")
+    return slow, middle, fast
+
+
+def _cores(text: str, assumed: list[str]) -> tuple[Cores, Cores, Cores]:
+    """Return the slowest, the assumed and the fastest cores that the text allows. Raises ConfigError."""
+    if not text:
+        slow, middle, fast = (of.many for of in DESKTOPS)
+        between = f"{slow} with AVX2 to {fast} with AVX-512"
+        assumed.append(f"{middle} CPU cores with AVX-VNNI or AVX-512, {between} (--cores 16xAVX512)")
+        return DESKTOPS
+    said = re.fullmatch(r"(\d{1,4})(?:\s*x?\s*([a-z][a-z0-9-]*))?", text.strip().lower())
+    kind = KINDS.get((said[2] or "vnni").replace("-", "")) if said else None
+    if said is None or kind is None or not 1 <= int(said[1]) <= 4096:
+        raise ConfigError(
+            f"invalid --cores {shown(text)!r}: expected a number from 1 to 4096, with AVX2, VNNI, AVX512, AMX or NEON "
+            "as in 16xAVX512"
+        )
+    middle = Cores(int(said[1]), kind)
+    if said[2]:
+        return middle, middle, middle
+    assumed.append(f"{middle.many} CPU cores with AVX-VNNI or AVX-512, or with AVX2 (--cores {middle.many}xAVX2)")
+    return middle._replace(kind="avx2"), middle, middle
 
 
 def of_platform(platform: Platform, memory: str = "", ram: str = "", disk: str = "") -> Machine:
@@ -153,9 +248,12 @@ def of_platform(platform: Platform, memory: str = "", ram: str = "", disk: str =
 def assembled(
     *, gpu: str = "", vram: str = "", ram: str = "", ram_rate: str = "", disk: str = "", cores: str = "", link: str = ""
 ) -> Machine:
-    """Return a machine from the parts that its owner names; other values are assumed and listed. Raises ConfigError."""
+    """Return a machine from the parts that are named, `vram` of each card; others are assumed. Raises ConfigError."""
     assumed: list[str] = []
+    count, gpu = several(gpu)
     found = _card(gpu, vram, assumed)
+    if count > 1 and (found is None or found.is_unified):
+        raise ConfigError(f"invalid --gpu {shown(gpu)!r}: expected a card with its own memory where there are {count}")
     if link and (found is None or found.is_unified):
         raise ConfigError("--link requires a GPU with its own memory: pass --gpu or --vram")
     memory = _size(ram, found, assumed)
@@ -163,21 +261,18 @@ def assembled(
     if not disk:
         assumed.append(f"disk reads {reads / GB:g} GB/s (--disk)")
     if found is not None and found.is_unified:
-        return Machine(_unified(found, memory, reads), 0, reads, READ_NS, tuple(assumed))
-    rate = ram_rate_of(ram_rate) if ram_rate else RAM_BYTES_PER_S
-    if not ram_rate.strip().endswith("/s"):
-        of = f", {NOMINAL:.0%} of {ram_rate} in {CHANNELS} channels unless it names others" if ram_rate else ""
-        assumed.append(f"the CPU reads RAM at {rate / GB:.3g} GB/s{of} (--ram-rate)")
-    cpu = Roofline(flops=_cores(cores) * FLOPS_PER_CORE, memory_bytes_per_s=rate, launch_ns=CPU_LAUNCH_NS)
+        return Machine(_one_memory(found, _processor(found), memory, reads), 0, reads, READ_NS, tuple(assumed))
+    rates, kinds = _ram_rates(ram_rate, assumed), _cores(cores, assumed)
+    cpu, ends = priced(rates[1], kinds[1]), tuple(zip(rates[::2], kinds[::2], strict=True))
+    about = {"cores": kinds[1], "ends": ends if ends[0] != ends[1] else ()}
     if found is None:
-        cpu = cpu.model_copy(update={"kv_bytes_per_s": rate})
-        return Machine(_without_gpu(cpu, memory, reads), 0, reads, READ_NS, tuple(assumed))
-    wire = _link(link, found)
+        platform = _one_memory(None, _alone(cpu, kinds[1]), memory, reads)
+        return Machine(platform, 0, reads, READ_NS, tuple(assumed), **about)
     size = memory_of(vram, "vram") if vram else found.vram_bytes
-    platform = _with_gpu(found, size, wire, cpu, (memory, reads))
+    platform = _with_gpu(found, count, size, _link(link, found), cpu, (memory, reads))
     if not gpu:
         platform = platform.model_copy(update={"name": f"a card of {sold(size)}"})
-    return Machine(platform, memory, reads, READ_NS, tuple(assumed))
+    return Machine(platform, memory, reads, READ_NS, tuple(assumed), count, **about)
 
 
 def _card(gpu: str, vram: str, assumed: list[str]) -> Card | None:
@@ -212,14 +307,6 @@ def _size(ram: str, found: Card | None, assumed: list[str]) -> int:
     return 64 * GIB
 
 
-def _cores(text: str) -> int:
-    if not text:
-        return CORES
-    if not text.isdecimal() or not 1 <= int(text) <= 4096:
-        raise ConfigError(f"invalid --cores {shown(text)!r}: expected a number from 1 to 4096")
-    return int(text)
-
-
 def _link(link: str, found: Card) -> float:
     if not link:
         return found.link_bytes_per_s
@@ -231,14 +318,16 @@ def _processor(found: Card) -> Roofline:
     return Roofline(flops=found.flops, memory_bytes_per_s=rate, launch_ns=LAUNCH_NS, kv_bytes_per_s=rate)
 
 
-def _with_gpu(found: Card, vram: int, wire: float, cpu: Roofline, below: tuple[int, float]) -> Platform:
+def _with_gpu(found: Card, count: int, vram: int, wire: float, cpu: Roofline, below: tuple[int, float]) -> Platform:
     memory, reads = below
+    name = f"{count} x {found.name}" if count > 1 else found.name
     tier = LowerTier(name="RAM", capacity=f"{memory}B", bytes_per_s=reads, latency_ns=READ_NS)
     return Platform(
-        name=found.name,
-        summary=f"{found.name} with {sold(memory)} of RAM",
+        name=name,
+        summary=f"{name} with {sold(memory)} of RAM",
         source=f"{found.source}; rates of RAM, link and disk as given or assumed",
-        memory_bytes=float(vram),
+        memory_bytes=float(count * vram),
+        reserve_bytes=count * kept_bytes(found.keeps, vram),
         slow_tier="disk",
         links=(Link(bytes_per_s=wire, latency_ns=COPY_NS),),
         tiers=(tier,),
@@ -248,30 +337,19 @@ def _with_gpu(found: Card, vram: int, wire: float, cpu: Roofline, below: tuple[i
     )
 
 
-def _unified(found: Card, memory: int, reads: float) -> Platform:
+def _one_memory(found: Card | None, compute: Roofline, memory: int, reads: float) -> Platform:
+    size = sold(memory)
     return Platform(
-        name=found.name,
-        summary=f"{found.name} with {sold(memory)} of unified memory",
-        source=f"{found.source}; the disk as given or assumed",
-        fast_tier=UNIFIED,
+        name=found.name if found else "CPU",
+        summary=f"{found.name} with {size} of unified memory" if found else f"a CPU with {size} of RAM",
+        source=f"{found.source}; the disk as given or assumed" if found else "rates as given or assumed",
+        fast_tier=UNIFIED if found else "RAM",
         slow_tier="disk",
         memory_bytes=float(memory),
+        reserve_bytes=kept_bytes(found.keeps if found else "system", memory),
         links=(Link(bytes_per_s=reads, latency_ns=READ_NS),),
-        compute=_processor(found),
-        loading=Loading(gate_ns=found.layer_ns),
-    )
-
-
-def _without_gpu(cpu: Roofline, memory: int, reads: float) -> Platform:
-    return Platform(
-        name="CPU",
-        summary=f"a CPU with {sold(memory)} of RAM",
-        source="rates as given or assumed",
-        fast_tier="RAM",
-        slow_tier="disk",
-        memory_bytes=float(memory),
-        links=(Link(bytes_per_s=reads, latency_ns=READ_NS),),
-        compute=cpu,
+        compute=compute,
+        loading=Loading(gate_ns=found.layer_ns if found else 0),
     )
 
 
@@ -285,8 +363,11 @@ LARGER = 1.2  #: times as large, or as fast, as the part at hand is one to think
 
 
 def with_memory(machine: Machine, size: float) -> Machine:
-    """Return the machine with `size` bytes of fast memory."""
-    return machine._replace(platform=machine.platform.model_copy(update={"memory_bytes": float(size)}))
+    """Return the machine with `size` bytes of fast memory, of which others keep the same share."""
+    platform, kept = machine.platform, machine.platform.reserve_bytes
+    reserve = None if kept is None else float(round(kept * size / machine.memory_bytes))
+    change = {"memory_bytes": float(size), "reserve_bytes": reserve}
+    return machine._replace(platform=platform.model_copy(update=change))
 
 
 def better(machine: Machine, expert_bytes: int) -> Iterator[tuple[str, Machine]]:
@@ -302,6 +383,8 @@ def better(machine: Machine, expert_bytes: int) -> Iterator[tuple[str, Machine]]
             yield f"RAM of {sold(kit)} in place of {sold(machine.ram_bytes)}", more
     elif kit := _kit(size):
         yield f"{name} of {sold(kit)} in place of {sold(size)}", with_memory(machine, kit)
+    if isinstance(platform.cpu, Roofline):
+        yield from _faster_cpu(machine, platform.cpu)
     for what, changed in _faster(platform):
         yield what, machine._replace(platform=changed)
     reads = machine.disk_bytes_per_s
@@ -319,19 +402,22 @@ def _next(rates: Iterable[float], rate: float) -> float:
     return next((each for each in rates if each > LARGER * rate), 0.0)
 
 
+def _faster_cpu(machine: Machine, cpu: Roofline) -> Iterator[tuple[str, Machine]]:
+    """Yield the machine with RAM that is sold, or with cores that compute twice as much."""
+    rate, modules = cpu.memory_bytes_per_s, {ram_rate_of(each): each for each in MODULES}
+    faster = _next(modules, rate)
+    of = f"RAM read at {faster / GB:.3g} GB/s ({modules[faster]}) in place of {rate / GB:.4g}" if faster else ""
+    for what, reads, times in ((of, faster, 1), ("twice the CPU's cores", rate, 2)):
+        other = cpu.model_copy(update={"memory_bytes_per_s": reads, "flops": times * cpu.flops})
+        if (cores := machine.cores) and what:
+            yield what, machine.with_cpu(reads, Cores(times * cores.many, cores.kind, times * cores.weights_per_s))
+        elif what:
+            yield what, machine._replace(platform=machine.platform.model_copy(update={"cpu": other}))
+
+
 def _faster(platform: Platform) -> Iterator[tuple[str, Platform]]:
-    """Yield the platform with RAM and a link that are sold, or with cores or fast memory of twice the rate."""
-    if isinstance(platform.cpu, Roofline):
-        rate = platform.cpu.memory_bytes_per_s
-        modules = {ram_rate_of(each): each for each in MODULES}
-        if faster := _next(modules, rate):
-            of = f"RAM read at {faster / GB:.3g} GB/s ({modules[faster]}) in place of {rate / GB:.4g}"
-            yield (
-                of,
-                platform.model_copy(update={"cpu": platform.cpu.model_copy(update={"memory_bytes_per_s": faster})}),
-            )
-        cores = platform.cpu.model_copy(update={"flops": 2 * platform.cpu.flops})
-        yield "twice the CPU's cores", platform.model_copy(update={"cpu": cores})
+    """Yield the platform with a link that is sold, or with fast memory of twice the rate."""
+    if platform.cpu is not None:
         link, pcie = platform.links[0], {16 * lane: generation for generation, lane in LANE.items()}
         if faster := _next(pcie, link.bytes_per_s):
             wider = link.model_copy(update={"bytes_per_s": faster})

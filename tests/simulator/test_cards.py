@@ -10,7 +10,7 @@ import pytest
 from moereplay.simulator.cards import card, cards, link_rate, recognised
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.here import as_file
-from moereplay.simulator.machine import assembled, better, in_memory, of_platform, without_gpu
+from moereplay.simulator.machine import Cores, assembled, better, in_memory, of_platform, with_memory, without_gpu
 from moereplay.simulator.platforms import as_toml, platform
 from moereplay.simulator.rates import Roofline
 from tests.kit.every import every
@@ -82,7 +82,7 @@ def test_a_card_is_found_as_people_write_it(typed: str, name: str) -> None:
         ("3080 20GB", "the RTX 3080 is sold with 10 or 12 GB"),
         ("RTX 2080 Ti 22GB", "the RTX 2080 Ti is sold with 11 GB"),
         ("M4 Max 64GB", "the M4 Max shares the machine's memory: pass --ram 64GB"),
-        ("RTX 3090 x2", "expected one"),
+        ("RTX 3090, RTX 4090", "expected one kind"),
     ],
 )
 def test_a_size_that_the_card_does_not_have_is_answered_with_those_that_are_sold(typed: str, says: str) -> None:
@@ -168,11 +168,13 @@ def test_links_are_measured_rates() -> None:
 
 
 def test_what_is_not_said_is_assumed_and_said() -> None:
-    whole = assembled(gpu="3090", ram="64GB", ram_rate="50GB/s", disk="7GB/s")
+    whole = assembled(gpu="3090", ram="64GB", ram_rate="50GB/s", disk="7GB/s", cores="16xAVX512")
     assert whole.assumed == ()
     assert whole.kind == "gpu" and whole.memory_bytes == 24 * GIB and whole.disk_bytes_per_s == 7e9
     bare = assembled(vram="24GB")
-    assert [each.rpartition("(")[2] for each in bare.assumed] == ["--gpu)", "--ram)", "--disk)", "--ram-rate)"]
+    assert [each.rpartition("(")[2] for each in bare.assumed] == [
+        *("--gpu)", "--ram)", "--disk)", "--ram-rate)", "--cores 16xAVX512)"),
+    ]
     assert assembled(gpu="M4 Max", ram="128GB").kind == "unified"
 
 
@@ -182,8 +184,8 @@ def test_memory_is_counted_as_it_is_sold_and_rates_in_powers_of_ten() -> None:
     assert by_gb == by_gib and (by_gb.memory_bytes, by_gb.ram_bytes) == (24 * 2**30, 64 * 2**30)
     assert assembled(gpu="3090").ram_bytes == 64 * 2**30 and "24 GB" in dict(by_gb.lines())["VRAM"]
     assert of_platform(platform("phone-ufs4"), "512MB").memory_bytes == 512 * 2**20
-    for modules, rate in (("DDR4-3600", 0.7 * 57.6e9), ("8 x ddr5-4800", 0.7 * 307.2e9), ("57GB/s", 57e9)):
-        compute = assembled(ram="64GB", ram_rate=modules).platform.compute
+    for modules, rate in (("DDR4-3600", 0.7 * 57.6e9), ("8 x ddr5-4800", 0.5 * 307.2e9), ("57GB/s", 57e9)):
+        compute = assembled(ram="64GB", ram_rate=modules, cores="64").platform.compute
         assert isinstance(compute, Roofline) and compute.memory_bytes_per_s == pytest.approx(rate)
 
 
@@ -205,6 +207,71 @@ def test_a_number_without_a_unit_is_answered_with_the_unit(parts: dict[str, str]
     assert example in str(refused.value)
 
 
+def cpu_of(**parts: str) -> Roofline:
+    """The CPU beside an RTX 3090."""
+    cpu = assembled(gpu="3090", ram="64GB", **parts).platform.cpu
+    assert isinstance(cpu, Roofline)
+    return cpu
+
+
+def test_a_cpu_reads_experts_at_the_lesser_of_ram_and_its_kernels() -> None:
+    """Cores decode 5e9 weights/s with AVX2, 7e9 with AVX-512, grids of points (IQ1 to IQ3) .65 of that."""
+    old = cpu_of(ram_rate="50GB/s", cores="4xAVX2")
+    assert old.expert_rate("Q4_0") == 4 * 5e9 * 4.5 / 8
+    assert old.expert_rate("IQ3_XXS") == pytest.approx(0.65 * 4 * 5e9 * 3.0625 / 8)
+    assert old.expert_rate("BF16") == 4 * 5e9 * 16 / 8 < old.expert_rate("") == 50e9
+    new = cpu_of(ram_rate="50GB/s", cores="16 x amx")
+    assert new.expert_rate("Q4_0") == 50e9 and "MXFP4" not in new.formats
+    alone = without_gpu(assembled(gpu="3090", ram="64GB", ram_rate="50GB/s", cores="4xAVX2")).platform.compute
+    assert isinstance(alone, Roofline) and alone.kv_bytes_per_s == 50e9
+    assert alone.memory_bytes_per_s == 16.4e9 == alone.dense_formats["Q6_K"]
+    assert alone.expert_rate("Q4_0") == old.expert_rate("Q4_0") == alone.dense_formats["Q4_0"]
+
+
+def test_what_is_not_said_of_a_cpu_is_a_range_with_a_middle() -> None:
+    bare = assembled(gpu="3090", ram="64GB")
+    slow, fast = bare.range()
+    rates = [of.platform.cpu.memory_bytes_per_s for of in (slow, bare, fast) if isinstance(of.platform.cpu, Roofline)]
+    assert rates == [pytest.approx(each, rel=1e-6) for each in (35.84e9, (35.84e9 * 67.2e9) ** 0.5, 67.2e9)]
+    assert [each and each.decoded() for each in (slow.cores, bare.cores, fast.cores)] == [6 * 5e9, 8 * 7e9, 16 * 7e9]
+    assert slow.range() == () == assembled(gpu="3090", ram="64GB", ram_rate="50GB/s", cores="8xAVX2").range()
+    said = assembled(ram="64GB", ram_rate="DDR5-6000..DDR4-3200", cores="8xAVX2")
+    assert [of.platform.compute.kv_bytes_per_s for of in said.range()] == pytest.approx([35.84e9, 67.2e9])
+    (at_least, at_most) = assembled(ram="64GB", ram_rate="50GB/s", cores="8").range()
+    assert (at_least.cores, at_most.cores) == (Cores(8, "avx2"), Cores(8, "vnni"))
+    for wrong in ("0", "8xMMX", "x8", "8.5", "9" * 9):
+        with pytest.raises(ConfigError, match=r"invalid --cores .* expected a number from 1 to 4096"):
+            assembled(ram="64GB", cores=wrong)
+
+
+def test_several_cards_have_the_memory_of_all_and_the_rates_of_one() -> None:
+    one = assembled(gpu="3090", ram="64GB")
+    for typed in ("2x RTX 3090", "RTX 3090 x2", "2 * 3090"):
+        two = assembled(gpu=typed, ram="64GB")
+        assert (two.count, two.memory_bytes) == (2, 48 * GIB)
+        assert two.free_bytes == 2 * one.free_bytes and two.platform.name == "2 x RTX 3090"
+        assert (two.platform.compute, two.platform.links) == (one.platform.compute, one.platform.links)
+    assert assembled(gpu="2x 2080 Ti", vram="22GB", ram="64GB").memory_bytes == 44 * GIB
+    for wrong, says in (("2x M4 Max", "its own memory"), ("99x 3090", "1 to 16"), ("3090 + 4090", "expected one kind")):
+        with pytest.raises(ConfigError, match=says):
+            assembled(gpu=wrong, ram="64GB")
+
+
+def test_others_keep_a_part_of_the_memory() -> None:
+    """A desktop of its card, macOS a quarter, any other system 2 GB; the same share of an upgrade."""
+    for parts, kept in (
+        ({"gpu": "RTX 3090"}, 0.08 * 24 * GIB),
+        ({"gpu": "H100 PCIe"}, 0.01 * 80 * GIB),
+        ({"gpu": "M4 Max"}, 16 * GIB),
+        ({"gpu": "GB10"}, 2e9),
+        ({}, 2e9),
+    ):
+        made = assembled(**parts, ram="64GB")
+        assert made.memory_bytes - made.free_bytes == pytest.approx(kept, abs=1)
+        larger = with_memory(made, 2 * made.memory_bytes)
+        assert larger.free_bytes == pytest.approx(2 * made.free_bytes, abs=2)
+
+
 def test_upgrades_are_sold() -> None:
     """Two larger cards, a kit of at least twice the size, modules, a full slot of PCIe 4, and a drive of PCIe 5."""
     found = assembled(gpu="RTX 3060", ram="24GB", ram_rate="DDR4-3200", link="4.0x8", disk="7GB/s")
@@ -221,7 +288,7 @@ def test_upgrades_are_sold() -> None:
 def test_a_machine_whose_ram_holds_every_expert_has_no_disk() -> None:
     found = in_memory(assembled(gpu="3090", ram="64GB"))
     assert not found.platform.tiers and found.platform.cpu and found.disk_bytes_per_s is None
-    assert [each.rpartition("(")[2] for each in found.assumed] == ["--ram-rate)"]
+    assert [each.rpartition("(")[2] for each in found.assumed] == ["--ram-rate)", "--cores 16xAVX512)"]
 
 
 @every(

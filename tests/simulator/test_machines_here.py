@@ -194,6 +194,30 @@ def test_this_machine_is_measured_and_leaves_nothing(other: Path, small: None) -
     assert platform(str(file)).name == "here"
 
 
+@every(
+    "prints, rate",
+    [
+        (
+            "  MUL_MAT_ID(type_a=q4_K,n_mats=8,m=768,n=1,k=2048): 852 runs - 9.9 us/run - 25 MFLOP/run - 210.5 GFLOPS",
+            105.25e9,
+        ),
+        ("MUL_MAT_ID(type_a=q4_0,m=9,n=1,k=2):  8 runs - 9 us/run - \x1b[1;34m  1.20 TFLOPS\x1b[0m", 0.6e12),
+        ("MUL_MAT_ID(type_a=q4_K,m=9,n=512,k=2):  8 runs - 9 us/run - 1.20 TFLOPS", 0),
+        ("MUL_MAT_ID(type_a=q4_K,m=9,n=1,k=2): not supported\nother: 1.2.3 GFLOPS", 0),
+        ("usage: test-backend-ops [mode]", 0),
+    ],
+    apart=True,
+)
+def test_llama_cpp_s_kernel_is_measured_where_its_tool_is(other: Path, small: None, prints: str, rate: float) -> None:
+    """Two operations a weight. Its rate replaces that of the cores' kind."""
+    fake(other / "bin", "test-backend-ops", prints)
+    put(other, "proc/cpuinfo", "model name : A\nsiblings : 16\ncpu cores : 8\nflags : avx avx2")
+    survey = surveyed(other)
+    assert survey.weights_per_s == rate and (survey.found.kind, survey.found.threads) in {("avx2", 2), ("neon", 1)}
+    assert survey.machine.cores and (not rate or survey.machine.cores.decoded() == rate)
+    assert ("kernel" in dict(survey.lines())) == bool(rate) != any("decodes" in each for each in survey.machine.assumed)
+
+
 def test_an_unmeasured_link_and_an_unknown_card_are_said(other: Path, small: None) -> None:
     fake(other / "bin", "nvidia-smi", "NVIDIA GeForce RTX 4090 D, 24564, 2, 16, 16\nTesla P40, 23040, 3, 16, 16")
     said = " ".join(here(other).assumed)
@@ -317,4 +341,4 @@ def test_what_is_said_takes_the_place_of_what_was_measured(tmp_path: Path, monke
     said = here(tmp_path, {"ram_rate": "50GB/s", "disk": "7GB/s", "ram": "64GB"})
     assert (said.ram_bytes or said.memory_bytes, said.disk_bytes_per_s) == (64 * 2**30, 7e9)
     assert not any("other work" in each for each in said.assumed)
-    assert any("load 99.0" in each for each in here(tmp_path).assumed)
+    assert here(tmp_path).assumed[0].startswith(measuring.DISTURBED) and "load 99.0" in here(tmp_path).assumed[0]
