@@ -34,6 +34,9 @@ def lines(of: Answer, verbose: bool = False) -> Iterator[str]:
     yield f"{of.load.grade.upper()}: {of.load.source}"
     yield ""
     yield f"  {speed(best.tokens_per_s)}   {best.setting.engine}: {typed_of(best)}"
+    if of.ends and max(of.ends) > 1.02 * min(of.ends):
+        least, most = (digits(end, 3) for end in (min(of.ends), max(of.ends)))
+        yield f"  {least} to {most} tokens/s by what is assumed of RAM and cores (--ram-rate, --cores)"
     yield f"  {_compared(best)}"
     for name, memory in zip(_tiers(best), best.memory, strict=True):
         yield f"  {name} {_sum(of, memory)}"
@@ -112,7 +115,7 @@ def document(of: Answer) -> dict[str, Any]:
         },
         "context": load.context,
         "kv_bits": load.kv_bits,
-        "best": _estimate(of.best) | {"binds": of.binds},
+        "best": _estimate(of.best) | {"binds": of.binds, "ends": list(of.ends)},
         "by_engine": [_estimate(estimate) for estimate in of.engines],
         "ladder": {"knob": of.best.setting.mode.name, "steps": [_estimate(estimate) for estimate in of.ladder]},
         "ways": [_estimate(way.estimate) | {"engines": list(way.engines)} for way in of.ways],

@@ -6,6 +6,7 @@ middle; what is printed has its range over all routings.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from moereplay.results.settings import expert_lists, repeat_command
 from moereplay.simulator.calibration import Tried
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.machine import CARD_SIZES, KIT_SIZES, NO_LIMIT, Machine, better, with_memory
+from moereplay.simulator.machine import CARD_SIZES, KIT_SIZES, NO_LIMIT, Machine, better, with_memory, without_gpu
 from moereplay.simulator.platform import Roofline
 from moereplay.simulator.platforms import as_toml
 from moereplay.simulator.replay import ENGINES, replay
@@ -183,6 +184,7 @@ class Answer:
     warnings: tuple[str, ...]
     steps: tuple[Drafted, ...] = ()  #: by drafts, where they are asked about
     alone: Estimate | None = None  #: one stream without drafts, where several decode
+    ends: tuple[float, ...] = ()  #: tokens/s of the best setting at both ends of what is not said of the CPU
     replays: int = 0
 
 
@@ -333,8 +335,15 @@ def _answer(load: Load, machine: Machine, only: str, smaller: Smaller) -> Answer
         smaller=tuple(_smaller(machine, best, smaller())) if best.setting.disk_bytes else (),
         left_out={} if only else dict(_left_out(load, machine, leading)),
         warnings=tuple(_warnings(load, machine, best)),
+        ends=tuple(_at(load, best.setting, end) for end in machine.range()),
         replays=replays.many,
     )
+
+
+def _at(load: Load, setting: Setting, machine: Machine) -> float:
+    """Return the tokens/s of a setting on a machine of the same sizes, at the middle routing."""
+    where = without_gpu(machine) if setting.machine.kind == "cpu" and machine.kind == "gpu" else machine
+    return replayed(load, dataclasses.replace(setting, machine=where), middle(len(load.routings))).tokens_per_s
 
 
 def candidates(load: Load, only: str = "") -> tuple[Engine, ...]:

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from moereplay.simulator.capacity import parse_capacity
 from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.machine import Machine, without_gpu
+from moereplay.simulator.machine import Machine, with_memory, without_gpu
 from moereplay.simulator.platform import Contention, Measured, Platform, Roofline
 from moereplay.simulator.platforms import kept
 from moereplay.simulator.times import Times, times_of
 from moereplay.simulator.wires import LowerTier
-from moereplay.sweeps.recommend.engines import Engine, Mode, placed
+from moereplay.sweeps.recommend.engines import Card, Engine, Mode, placed
 from moereplay.sweeps.recommend.load import KV_FORMATS, Load
 from moereplay.sweeps.recommend.space import STATIC as STAYS
 from moereplay.sweeps.recommend.space import Experts, filled
@@ -195,10 +195,18 @@ LEAST_LAYERS = 3  #: settings of a placement by layers that a comparison of engi
 
 def settings(load: Load, machine: Machine, engine: Engine, ladder: bool = False) -> Iterator[Setting]:
     """Yield the settings of an engine that fit, with the most experts in fast memory, and with `ladder` fewer."""
+    machine = one_card(machine) if engine.cards == "one" else machine
     for mode in engine.modes:
         if mode.least_rows <= load.decoding.rows <= mode.most_rows:
             for where in machines_of(machine, mode):
                 yield from islice(settings_of(load, where, engine, mode), STEPS if ladder else 1)
+
+
+def one_card(machine: Machine) -> Machine:
+    """Return the machine with the first of its cards alone."""
+    return (
+        with_memory(machine, machine.memory_bytes / machine.count)._replace(count=1) if machine.count > 1 else machine
+    )
 
 
 def machines_of(machine: Machine, mode: Mode) -> Iterator[Machine]:
@@ -251,8 +259,22 @@ def setting_at(load: Load, machine: Machine, engine: Engine, mode: Mode, fast: i
         return
     first = load.known.dense_layers if load.known else 0
     where = placed(load.geometry, fast, (load.dense_bytes + fast) / machine.memory_bytes, first)
-    where = where._replace(context=load.context, kv_type="" if load.kv_bits == 16 else KV_FORMATS[load.kv_bits][0])
+    where = where._replace(
+        cards=_cards(machine, load.geometry.layers + first, where.gpu_layers),
+        context=load.context,
+        kv_type="" if load.kv_bits == 16 else KV_FORMATS[load.kv_bits][0],
+    )
     yield Setting(engine.name, mode, mode.render(where, disk), machine, fast, layers, ram, disk)
+
+
+def _cards(machine: Machine, layers: int, gpu_layers: int) -> tuple[Card, ...]:
+    """Return how several cards divide the layers, and those whose experts lie on a card, evenly."""
+    if machine.count < 2:
+        return ()
+    ends = [[many * at // machine.count for at in range(machine.count + 1)] for many in (layers, gpu_layers)]
+    return tuple(
+        Card(*(last - first for first, last in (end[at : at + 2] for end in ends))) for at in range(machine.count)
+    )
 
 
 # -- memory
@@ -272,13 +294,20 @@ class Sum(NamedTuple):
 
 def room_of(load: Load, machine: Machine, engine: Engine) -> int:
     """Return the bytes of fast memory that are left for experts; negative if the rest does not fit."""
-    return machine.memory_bytes - load.fixed_bytes - kept_back(machine) - engine.prompt_bytes
+    return machine.memory_bytes - fixed_of(load, machine, engine) - kept_back(machine)
+
+
+def fixed_of(load: Load, machine: Machine, engine: Engine) -> int:
+    """Return the bytes of fast memory that are not for experts: runtime and buffers on every card."""
+    each = load.runtime_bytes + load.buffer_bytes + engine.prompt_bytes
+    return load.fixed_bytes + each * machine.count - load.runtime_bytes - load.buffer_bytes
 
 
 def kept_back(machine: Machine) -> int:
-    """Return the bytes of fast memory that engines and the system keep: a card's margin, or the system's share."""
+    """Return the bytes of fast memory that stay free: what others keep, and an engine's margin on each card."""
     stated = machine.platform.reserve_bytes
-    return int(stated) if stated is not None else MARGIN if machine.kind == "gpu" else SYSTEM
+    others = int(stated) if stated is not None else 0 if machine.kind == "gpu" else SYSTEM
+    return others + (MARGIN * machine.count if machine.kind == "gpu" else 0)
 
 
 def memory_of(load: Load, setting: Setting, engine: Engine) -> list[Sum]:
@@ -288,8 +317,8 @@ def memory_of(load: Load, setting: Setting, engine: Engine) -> list[Sum]:
         "dense weights": load.dense_bytes,
         "KV cache": load.kv_bytes,
         "draft layer": load.head_bytes,
-        "compute buffers": load.buffer_bytes + engine.prompt_bytes,
-        "runtime": load.runtime_bytes,
+        "compute buffers": (load.buffer_bytes + engine.prompt_bytes) * machine.count,
+        "runtime": load.runtime_bytes * machine.count,
         "experts": setting.fast_bytes,
         "kept free": kept_back(machine),
     }
