@@ -46,6 +46,7 @@ def lines(of: Answer, verbose: bool = False) -> Iterator[str]:
     yield from _faster(of)
     yield from (f"warning: {warning}" for warning in of.warnings)
     yield from _drafts(of)
+    yield from _first_token(of)
     yield from _improve(of)
     yield from _cache(of)
     if of.left_out:
@@ -79,6 +80,13 @@ def _tables(of: Answer) -> Iterator[str]:
     if len(of.ladder) > 1:
         knob = of.best.setting.mode.name
         yield table([_step(estimate) for estimate in of.ladder], f"values of {knob} (tokens/s at the middle routing):")
+    if of.prompt:
+        rows = [
+            {"engine": first.engine, "seconds": digits(first.seconds, 3)}
+            | {"tokens/s": digits(first.tokens_per_s, 3), "experts outside": HOW[first.how]}
+            for first in of.prompt.engines
+        ]
+        yield table(rows, f"first token of a prompt of {of.prompt.tokens:,} tokens, by engine:")
     if len(of.steps) > 1:
         yield table([_drafted(step, of.steps[0]) for step in of.steps], "drafts per pass:")
 
@@ -125,6 +133,7 @@ def document(of: Answer) -> dict[str, Any]:
         "smaller": [more._asdict() for more in of.smaller],
         "drafts": [_step_of(step, of.steps[0]) for step in of.steps],
         "alone": of.alone and _estimate(of.alone),
+        "prompt": of.prompt and {**of.prompt._asdict(), "engines": [first._asdict() for first in of.prompt.engines]},
         "not_listed": of.left_out,
         "warnings": list(of.warnings),
         "replays": of.replays,
@@ -286,6 +295,33 @@ def _drafts(of: Answer) -> Iterator[str]:
     yield (
         f"drafts {verdict}: {counted(tried.drafts, 'draft')} per pass {span(gain)} tokens/s than none "
         f"({digits(tried.estimate.tokens_per_s.middle, 3)} in place of {digits(none.estimate.tokens_per_s.middle, 3)})"
+    )
+
+
+HOW = {
+    "cpu": "computed by the CPU",
+    "touched": "streamed, those that a batch touches",
+    "layers": "streamed, whole layers",
+    "waves": "streamed in waves of slots",
+    "cache": "through the cache",
+}
+
+
+def _first_token(of: Answer) -> Iterator[str]:
+    """Yield the seconds to the first token of a prompt, where they are asked for."""
+    prompt = of.prompt
+    if prompt is None:
+        return
+    best = next((first for first in prompt.engines if first.engine == of.best.setting.engine), None)
+    if best is None:
+        yield f"first token of {prompt.tokens:,} tokens: how {of.best.setting.engine} computes prompts is not known"
+        return
+    wins = ""
+    if prompt.streaming_from:
+        wins = f"; streaming begins to win at about {prompt.streaming_from:,} tokens"
+    yield (
+        f"first token of a prompt of {prompt.tokens:,} tokens: {digits(best.seconds, 3)} s "
+        f"({digits(best.tokens_per_s, 3)} tokens/s), experts outside fast memory {HOW[best.how]}{wins}"
     )
 
 

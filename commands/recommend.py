@@ -24,11 +24,12 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.here import here
 from moereplay.simulator.machine import Machine, assembled, of_platform, without_disk
 from moereplay.simulator.platforms import platform
-from moereplay.sweeps.recommend.answer import Answer, answer, keep_answer, none_smaller, surface
+from moereplay.sweeps.recommend.answer import Answer, answer, keep_answer, none_smaller, prompt_of, surface
 from moereplay.sweeps.recommend.decoding import asked
 from moereplay.sweeps.recommend.document import KNOWN, document
 from moereplay.sweeps.recommend.draft_replays import asked_of, search_with_drafts
 from moereplay.sweeps.recommend.load import KV_FORMATS, Options, model_load, smaller_loads, trace_load
+from moereplay.sweeps.recommend.prompts import MOST_PROMPT
 from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget
 from moereplay.sweeps.recommend.search import Question, everything, judged, most_replays
 from moereplay.sweeps.recommend.search import search as find
@@ -55,6 +56,9 @@ class Given(NamedTuple):
     positions: Annotated[int | None, typer.Option("--context", min=0, help=POSITIONS, show_default=False)] = None
     kv_bits: Annotated[str, typer.Option(help="Bits of a number in the KV cache: 16, 8 or 4.")] = "16"
     runtime: Annotated[str, typer.Option(help="Memory reserved for the runtime (default: 500MB, assumed).")] = ""
+    prompt: Annotated[
+        int, typer.Option(min=0, max=MOST_PROMPT, help="Also the seconds to the first token of a prompt of N tokens.")
+    ] = 0
     concurrency: Annotated[int | None, typer.Option(help=STREAMS, show_default=False)] = None
 
 
@@ -217,6 +221,8 @@ def _answered(
     say_when_compiling()
     load = trace_load(trace, asked) if trace else model_load(subject, asked)
     of = answer(load, machine, engine, none_smaller if trace else partial(smaller_loads, subject, asked))
+    if given.prompt:
+        of = replace(of, prompt=prompt_of(of, given.prompt))
     if printed.as_json:
         show_json(document(of))
     else:

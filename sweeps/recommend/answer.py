@@ -27,6 +27,7 @@ from moereplay.sweeps.parts import keep
 from moereplay.sweeps.recommend.decoding import PLAIN, Asked
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
 from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.prompts import First, first_token, streaming_wins
 from moereplay.sweeps.recommend.settings import (
     GLOBAL_LRU,
     LAYERS,
@@ -185,7 +186,16 @@ class Answer:
     steps: tuple[Drafted, ...] = ()  #: by drafts, where they are asked about
     alone: Estimate | None = None  #: one stream without drafts, where several decode
     ends: tuple[float, ...] = ()  #: tokens/s of the best setting at both ends of what is not said of the CPU
+    prompt: FirstTokens | None = None  #: where a prompt is asked about
     replays: int = 0
+
+
+class FirstTokens(NamedTuple):
+    """Seconds to the first token of a prompt by engine, the soonest first, and from which length streaming wins."""
+
+    tokens: int
+    engines: tuple[First, ...]
+    streaming_from: int  #: tokens, on the engine of the answer; 0: never, or nothing is computed by a CPU
 
 
 @dataclass
@@ -573,6 +583,13 @@ def _turns(replays: Replays, load: Load, machine: Machine, ways: Sequence[Way]) 
         if faster != before:
             yield Turn(many, size, mean_experts(load.geometry, size), faster)
         before = faster
+
+
+def prompt_of(of: Answer, tokens: int) -> FirstTokens:
+    """Return the seconds to the first token of a prompt on the best setting of each engine."""
+    found = (first_token(of.load, estimate.setting, tokens) for estimate in of.engines)
+    ranked = sorted((first for first in found if first is not None), key=lambda first: first.seconds)
+    return FirstTokens(tokens, tuple(ranked), streaming_wins(of.load, of.best.setting))
 
 
 # -- results in a folder

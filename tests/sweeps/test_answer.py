@@ -16,10 +16,11 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, assembled, of_platform
 from moereplay.simulator.platforms import platform
 from moereplay.sweeps.recommend import load as loads
-from moereplay.sweeps.recommend.answer import Range, Replays, answer, replayed, surface
+from moereplay.sweeps.recommend.answer import Range, Replays, answer, prompt_of, replayed, surface
 from moereplay.sweeps.recommend.decoding import PLAIN, Decoding
 from moereplay.sweeps.recommend.engines import NAMES, Engine, Mode, engine, engines
 from moereplay.sweeps.recommend.load import Load, Options, Routing, model_load
+from moereplay.sweeps.recommend.prompts import first_token, rule_of
 from moereplay.sweeps.recommend.settings import (
     GLOBAL_LRU,
     LAYERS,
@@ -34,6 +35,7 @@ from moereplay.sweeps.recommend.settings import (
     settings_of,
 )
 from moereplay.traces.drafts import Drafts
+from moereplay.traces.geometry import last_layers
 from moereplay.traces.routing import named
 from moereplay.traces.schema import Geometry
 from tests.kit.command import moereplay_here as moereplay
@@ -352,3 +354,54 @@ def test_the_command_answers_in_25_lines_with_drafts_streams_and_figures(tmp_pat
     ):
         refused = moereplay(*told, *wrong)
         assert refused.returncode == 2 and said in unfolded(refused.stderr)
+
+
+# -- published reports of what does not fit, and of what does
+
+
+@every(
+    "model, quant, context, parts, layers",
+    [
+        # llama.cpp#19711 and #27872: -c defaults to 131,072 positions, and --n-cpu-moe 32 of 45 is out of memory
+        ("glm-4.5-air", "Q4_K_M", 131_072, {"gpu": "RTX 3090", "ram": "64GB"}, range(1)),
+        # iogpu.wired_limit_mb: macOS lets a GPU use about 48 of 64 GB, and gpt-oss-120b has 63 GB
+        ("gpt-oss-120b", "", 4_096, {"gpu": "M4 Max", "ram": "64GB"}, range(36)),
+        ("gpt-oss-120b", "", 4_096, {"gpu": "M4 Max", "ram": "128GB"}, range(36, 37)),
+        # ollama#16958: 4 to 6 layers of experts of Gemma 4 26B fit 8 GB at 8,192 positions
+        ("gemma-4-26b-a4b", "Q4_K_M", 8_192, {"gpu": "RTX 4060", "ram": "32GB"}, range(4, 7)),
+        # antirez/ds4#629: 150,000 positions of DeepSeek-V4-Flash are 2,011 MiB, so that one card still holds layers
+        ("deepseek-v4-flash", "", 150_000, {"gpu": "RTX 3090", "ram": "256GB"}, range(1, 4)),
+    ],
+)
+def test_published_reports_of_memory(
+    model: str, quant: str, context: int, parts: dict[str, str], layers: range
+) -> None:
+    of = model_load(model, Options(quant=quant, context=context))
+    room = max(0, room_of(of, assembled(**parts), engine("llama.cpp")))
+    assert last_layers(of.geometry, room) in layers
+
+
+def test_layers_on_two_cards_are_named_by_card() -> None:
+    # llama.cpp#15263, #15975, llm-rig#85: --n-cpu-moe 16 alone puts 35 GB on the last of two cards of 24 GB
+    of = model_load("glm-4.5-air", Options(quant="Q4_K_M"))
+    setting = next(settings(of, machine(gpu="2x RTX 3090"), engine("llama.cpp")))
+    assert "-ts 23,23 -ot" in setting.flags and "--n-cpu-moe" not in setting.flags
+    away = setting.flags.partition("blk\\.(")[2].partition(")")[0].split("|")
+    assert len(away) == 45 - setting.gpu_layers
+    by_card = [sum(at <= int(layer) < at + 23 for layer in away) for at in (0, 23)]
+    assert abs(by_card[0] - by_card[1]) <= 1
+    shared = next(settings(of, machine(gpu="2x RTX 3090"), engine("freetoken"))).machine
+    assert shared.count == 1 and shared.memory_bytes == 24 << 30
+
+
+def test_a_prompt_is_computed_by_the_rule_that_its_batch_reaches() -> None:
+    of, on = load(model="a model"), machine(vram="8GB")
+    setting = next(settings(of, on, engine("llama.cpp")))
+    short, long = first_token(of, setting, 16), first_token(of, setting, 600)
+    assert short and long and (short.how, long.how) == ("cpu", "touched") and short.seconds < long.seconds
+    # 600 tokens in two batches of 512: experts outside VRAM cross the link twice
+    link = 2 * (of.expert_bytes - setting.fast_bytes) / on.platform.links[0].bytes_per_s
+    assert link < long.seconds < 1.3 * link
+    found = prompt_of(answer(of, on, "llama.cpp"), 600)
+    assert found.engines[0].seconds == long.seconds and found.streaming_from > 0
+    assert rule_of((), 5, 2, 9) is None
