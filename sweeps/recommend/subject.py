@@ -64,8 +64,7 @@ def model_load(spec: str, asked: Asked) -> Subject:
     names = ", ".join(each.name for each in candidates)
     routing = f"routing model{'s' if len(candidates) > 1 else ''} {names}"
     if not own:
-        many = len({each.routing.model for each in candidates})
-        routing = f"no recording of this model's routing: the range is that of {many} other models (--json names them)"
+        routing = "no recording of this model's routing: the range is that of generic routing (--json names it)"
     drafts = asked_drafts(asked.concurrency, asked.draft, model.name)
     ways = drafts.decodings if drafts else (PLAIN,)
     loads = _loads(geometry, model.name, asked, ways, [of_model_at(each.routing, ways) for each in candidates])
