@@ -261,8 +261,8 @@ study-miss: .venv/record.stamp  ## miss policies live on the miniature, and whet
 study-tune: .venv/dev.stamp  ## share of the true Pareto set of 2,000 configurations that a search finds, and random search
 	$(BIN)/python -m studies.tune_against_grid
 
-study-routing: .venv/base.stamp  ## each routing model that ships, predicted from the others at its shape
-	$(BIN)/python -m studies.routing_transfer
+study-routing: .venv/base.stamp  ## generic routing against each recorded model, left out; RECORDINGS=folder measures anew (5 minutes)
+	$(BIN)/python -m studies.routing_transfer $(RECORDINGS)
 
 study-long-traces: .venv/base.stamp  ## write, open, merge and replay a trace of ROWS=1e8 (token, layer) rows: time and memory (10 GB per 4e8)
 	$(BIN)/python -m studies.long_traces --rows $(or $(ROWS),1e8) --folder runs/long

@@ -27,6 +27,7 @@ from moereplay.traces.summary import summarise
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  #: of the experts of a layer
 JUDGED = ("lru", "lfu:count=history", "least_stale", "static", "belady", "random")
+JUDGED_SHARES = (0.05, 0.1, 0.25, 0.5)  #: lower than those fitted, as small caches are the usual ones
 FITTED_TOKENS = 3072  #: most tokens, which bounds the time of a fit; the same number is judged
 STEPS = 3
 LEAST_TOKENS = 64
@@ -44,6 +45,8 @@ LOW, HIGH = np.log([0.03] * 6 + [0.3] * 2), np.log([12.0] * 6 + [2000.0] * 2)
 HITS, MISSES = 0.01, 0.06
 NUDGE, FARTHEST = 0.2, 1.0  #: of logarithms, for a derivative and for a step
 LEAST_RATIO = 1e-3  #: of misses, below which differences do not matter
+
+Requests = tuple[np.ndarray, list[int]]  #: ids (T, L, k), and the lengths of the requests
 
 
 class Target(NamedTuple):
@@ -66,15 +69,9 @@ def fit(
 ) -> RoutingModel:
     """Fit a routing model to every second request of the trace, judge it on the others, and return it.
 
-    A single request is divided into halves. Tokens without k experts in some layer are left out. `steps` is the number
-    of steps by layer; `done` takes units of work. Raises ConfigError if too few tokens are left.
+    `steps` is the number of steps by layer; `done` takes units of work. Raises ConfigError if too few tokens are left.
     """
-    ids, offsets = _rows(trace)
-    if len(offsets) == 2:  # one request
-        offsets = np.array([0, len(ids) // 2, len(ids)])
-    requests = np.arange(len(offsets) - 1)
-    parts = [_selected(ids, offsets, requests[at::2], FITTED_TOKENS) for at in (0, 1)]
-    geometry = trace.geometry
+    parts, geometry = fitted_and_judged(trace), trace.geometry
     shape = {"layers": geometry.layers, "experts": geometry.experts, "k": geometry.k}
     like = recognised(trace.header.provenance.model, geometry)
     first = RoutingModel.model_validate(
@@ -84,6 +81,19 @@ def fit(
     found = _searched(first, _target(*parts[0], geometry), steps, seed, done)
     judged = error(found, parts[0], parts[1], geometry, seed + 1, done)
     return found.model_copy(update={"recall": _recall(trace), "error": judged})
+
+
+def fitted_and_judged(trace: Trace, most: int = FITTED_TOKENS) -> tuple[Requests, Requests]:
+    """Return requests 0, 2, 4, ... from the start of a trace, and 1, 3, 5, ... from its end, of `most` tokens each.
+
+    So a long recording is judged on another part than the one fitted, as any text that a user has is. A single request
+    is divided into halves. Tokens without k experts in some layer are left out.
+    """
+    ids, offsets = _rows(trace)
+    if len(offsets) == 2:  # one request
+        offsets = np.array([0, len(ids) // 2, len(ids)])
+    requests = np.arange(len(offsets) - 1)
+    return _selected(ids, offsets, requests[::2], most), _selected(ids, offsets, requests[1::2][::-1], most)
 
 
 def _recall(trace: Trace) -> tuple[float, ...] | None:
@@ -107,9 +117,7 @@ def _rows(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     return ids[whole], np.unique(kept)
 
 
-def _selected(
-    ids: np.ndarray, offsets: np.ndarray, requests: Sequence[int] | np.ndarray, most: int
-) -> tuple[np.ndarray, list[int]]:
+def _selected(ids: np.ndarray, offsets: np.ndarray, requests: np.ndarray, most: int) -> Requests:
     """Return the rows of the first requests that have `most` tokens together, and their lengths."""
     parts, lengths, left = [], [], most
     for request in requests:
@@ -237,8 +245,6 @@ def _with(model: RoutingModel, logs: np.ndarray) -> RoutingModel:
 
 # -- judgement
 
-Requests = tuple[np.ndarray, list[int]]
-
 
 def error(
     model: RoutingModel,
@@ -248,15 +254,12 @@ def error(
     seed: int,
     done: Callable[[int], None] = lambda units: None,
 ) -> Error:
-    """Compare hit rates of drawn requests with real ones of the same lengths: 6 evictions, 5 capacities, 2 scopes.
-
-    Requests are ids (T, L, k) with their lengths. The difference between fitted and judged requests is stated as well.
-    """
-    real = _rates(*judged, geometry)
+    """Compare hit rates of drawn requests, and of the fitted ones, with those of real requests of the same lengths."""
+    real = rates(*judged, geometry)
     done(1)
-    drawn = _rates(draw(model, judged[1], seed), judged[1], geometry)
+    drawn = rates(draw(model, judged[1], seed), judged[1], geometry)
     done(1)
-    half = _rates(*fitted, geometry)
+    half = rates(*fitted, geometry)
     done(1)
     return Error(
         hit_points=_points(drawn, real),
@@ -268,7 +271,8 @@ def error(
 
 
 def _points(found: np.ndarray, real: np.ndarray) -> float:
-    return round(100 * float(np.abs(found - real).mean()), 2)
+    """Return the mean difference, without cells that are 0 by definition: one pool smaller than a token's demand."""
+    return round(100 * float(np.abs(found - real)[np.maximum(found, real) > 0].mean()), 2)
 
 
 def _misses_off(found: np.ndarray, real: np.ndarray) -> float:
@@ -282,14 +286,20 @@ def _plain(geometry: Geometry) -> Geometry:
     )
 
 
-def _rates(chosen: np.ndarray, lengths: Sequence[int], geometry: Geometry) -> np.ndarray:
-    """Return hit rates of every judged configuration."""
+def rates(
+    chosen: np.ndarray,
+    lengths: Sequence[int],
+    geometry: Geometry,
+    evictions: Sequence[str] = JUDGED,
+    shares: Sequence[float] = JUDGED_SHARES,
+) -> np.ndarray:
+    """Return hit rates by pools (one per layer, one for all), eviction and share that holds an expert of a layer."""
     trace = from_arrays(chosen, _plain(geometry), lengths=list(lengths))
-    rates = []
+    found = []
     for scope in ("per_layer", "global"):
-        for eviction in JUDGED:
-            for share in SHARES:
+        for eviction in evictions:
+            for share in (share for share in shares if share * geometry.experts >= 1):
                 config = configure(capacity=f"{100 * share}%", eviction=eviction, scope=scope, passes="token")
                 totals = replay(trace, config).totals
-                rates.append(totals["hits"] / totals["accesses"])
-    return np.array(rates)
+                found.append(totals["hits"] / totals["accesses"])
+    return np.array(found)

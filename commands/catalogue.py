@@ -217,7 +217,7 @@ def _listed(cards: bool, as_json: bool) -> None:
 
 def routing_list() -> None:
     """List the built-in routing models, with the error of their hit rates against real routing."""
-    from moereplay.traces.routing import shipped
+    from moereplay.traces.routing import GENERIC, shipped
 
     show(
         table(
@@ -241,8 +241,8 @@ def routing_list() -> None:
         "one: moereplay routing show NAME"
     )
     show(
-        "for any other model these stand in, at its shape, and their range is no bound; that is so for gpt-oss-120b "
-        "too, whose published recording has 65 tokens with k = 2, too few to fit (docs/routing.md)"
+        f"any other model has generic routing, {', '.join(GENERIC)}, at its shape, with a far larger error: "
+        "docs/routing.md"
     )
 
 

@@ -31,6 +31,8 @@ KINDS = 3000  #: of tokens
 STEP = np.float32(1 / 1024)  #: scores are rounded to multiples, so that ranks do not depend on a processor's last bit
 PARTS = ("hot", "cold", "request", "slow", "fast", "kind", "slow_tokens", "fast_tokens")
 FOLDER = Path(__file__).with_name("routings")
+#: Routing models of no model, of one layer, from the least to the most local. `make study-routing` writes them.
+GENERIC = ("generic-low", "generic-middle", "generic-high")
 #: One random stream per purpose and layer.
 ORDER, TOPIC, SLOW, FAST, KIND, NOISE, TEXT = range(7)
 
@@ -102,7 +104,17 @@ class RoutingModel(Frozen):
 
 def draw(model: RoutingModel, lengths: Sequence[int], seed: int = 0) -> np.ndarray:
     """Return ids (T, L, k) int16 of requests of these lengths, the best first."""
-    return np.stack([ranked(rows, model.k) for rows in scores_of(model, lengths, seed)], axis=1)
+    return draws((model,), lengths, seed)[0]
+
+
+def draws(models: Sequence[RoutingModel], lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]:
+    """Return what `draw` returns for each of these models, which share random numbers: of one shape, zipf and recur."""
+    if len({(model.layers, model.experts, model.zipf, model.recur) for model in models}) > 1:
+        raise ValueError("routing models differ in layers, experts, zipf or recur")
+    text = text_of(models[0], lengths, seed)
+    noises = (Noise(models[0], layer, lengths, seed, text) for layer in range(models[0].layers))
+    ids = [[ranked(noise.scores(model, at), model.k) for model in models] for at, noise in enumerate(noises)]
+    return [np.stack(layers, axis=1) for layers in zip(*ids, strict=True)]
 
 
 def scores_of(model: RoutingModel, lengths: Sequence[int], seed: int) -> Iterator[np.ndarray]:
@@ -114,9 +126,9 @@ def scores_of(model: RoutingModel, lengths: Sequence[int], seed: int) -> Iterato
 
 def ranked(scores: np.ndarray, k: int) -> np.ndarray:
     """Return the k experts (T, k) of the highest scores (T, E); of equal ones the lower id."""
-    rounded = (scores / STEP).astype(np.int64) * scores.shape[1] - np.arange(scores.shape[1])
-    best = np.argpartition(-rounded, k - 1, axis=1)[:, :k]
-    order = np.argsort(-np.take_along_axis(rounded, best, 1), axis=1)
+    behind = np.arange(scores.shape[1]) - (scores / STEP).astype(np.int64) * scores.shape[1]
+    best = np.argpartition(behind, k - 1, axis=1)[:, :k]
+    order = np.argsort(np.take_along_axis(behind, best, 1), axis=1)
     return np.take_along_axis(best, order, 1).astype(np.int16)
 
 
@@ -186,8 +198,8 @@ def _stream(seed: int, purpose: int, layer: int) -> np.random.Generator:
 
 
 def shipped() -> dict[str, RoutingModel]:
-    """Return the routing models that ship, by name."""
-    return {path.stem: read(path) for path in sorted(FOLDER.glob("*.toml"))}
+    """Return the routing models that ship and were fitted to a recording, by name."""
+    return {path.stem: read(path) for path in sorted(FOLDER.glob("*.toml")) if path.stem not in GENERIC}
 
 
 def named(name: str) -> RoutingModel:
@@ -240,9 +252,6 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         yield from _lines(table)
 
 
-# -- Routing models for a model: its own if it was recorded, else those of all other models, scaled
-
-
 class Candidate(NamedTuple):
     """A routing model at a geometry's shape."""
 
@@ -252,15 +261,12 @@ class Candidate(NamedTuple):
 
 
 def routings_for(name: str, geometry: Geometry) -> list[Candidate]:
-    """Return the shipped routing models for a model's name and shape: its own, else those of all real models.
+    """Return the shipped routing models for a model's name and shape: its own, else GENERIC, in this order.
 
     Its own are those of the known model that `recognised` finds in the name, with the same layers and experts; there
-    may be several, from different text. Others are scaled: a layer takes the eight numbers of the layer at its
-    relative depth, and the noise keeps its scale. This keeps the strengths, not the hit rates; docs/routing.md gives
-    the error.
+    may be several, from different text, in the order of their names. Of the generic ones the second is the middle,
+    and the others are the ends of a range of hit rates, whose error docs/routing.md states.
     """
-    known = recognised(name, geometry)
-    real = {each: model for each, model in shipped().items() if not model.trial}
-    own = {each: model for each, model in real.items() if known and model.model == known.name}
-    shape = geometry.layers, geometry.experts, geometry.k
-    return [Candidate(model.scaled(*shape), each, bool(own)) for each, model in (own or real).items()]
+    known, shape = recognised(name, geometry), (geometry.layers, geometry.experts, geometry.k)
+    own = [each for each in shipped().values() if not each.trial and known and each.model == known.name]
+    return [Candidate(model.scaled(*shape), model.name, bool(own)) for model in own or map(named, GENERIC)]

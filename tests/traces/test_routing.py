@@ -11,10 +11,12 @@ import pytest
 from moereplay.traces.files import bundled
 from moereplay.traces.geometry import known
 from moereplay.traces.routing import (
+    GENERIC,
     PARTS,
     RoutingModel,
     as_toml,
     draw,
+    draws,
     named,
     read,
     routings_for,
@@ -87,6 +89,10 @@ def test_the_same_seed_draws_the_same_ids_and_another_does_not() -> None:
     assert not np.array_equal(draw(made, [30, 5], 3), draw(made, [30, 5], 4))
     ids = draw(made, [30, 5], 3)
     assert all(len(set(row)) == 3 for row in ids.reshape(-1, 3).tolist())
+    fewer = made.model_copy(update={"k": 2, "kind": (3.0, 3.0)})  # drawn together, as each alone
+    assert all(map(np.array_equal, draws([made, fewer], [30, 5], 3), [ids, draw(fewer, [30, 5], 3)]))
+    with pytest.raises(ValueError, match="differ"):
+        draws([made, model(experts=17)], [3])
 
 
 def test_a_model_at_another_shape_takes_the_numbers_of_its_relative_depth() -> None:
@@ -141,14 +147,16 @@ def test_models_that_ship_are_complete() -> None:
         assert known(each.model).geometry.experts == each.experts, name
 
 
-def test_a_model_has_its_own_routing_or_that_of_all_others_at_its_shape() -> None:
+def test_a_model_has_its_own_routing_or_the_generic_one_at_its_shape_from_little_to_much_locality() -> None:
     olmoe, other = known("olmoe-1b-7b").geometry, known("glm-4.5-air").geometry
     own = routings_for("someone_OLMoE-1B-7B-0924-Q4_K_M.gguf", olmoe)
     assert [each.name for each in own] == ["olmoe-1b-7b"] and own[0].own
-    others = routings_for("glm-4.5-air", other)
-    assert {each.name for each in others} == {name for name, each in shipped().items() if name != "miniature"}
-    assert not any(each.own for each in others)
-    assert {(each.routing.layers, each.routing.experts, each.routing.k) for each in others} == {(45, 128, 8)}
+    generic = routings_for("glm-4.5-air", other)
+    assert tuple(each.name for each in generic) == GENERIC and not any(each.own for each in generic)
+    assert {(each.routing.layers, each.routing.experts, each.routing.k) for each in generic} == {(45, 128, 8)}
+    drawn = draws([each.routing.at_layers([0]) for each in generic], [200])
+    low, middle, high = [(ids[1:, 0, :, None] == ids[:-1, 0, None, :]).any(-1).mean() for ids in drawn]
+    assert 8 / 128 < low < middle < high
     cut = olmoe.model_copy(update={"layers": 8, "expert_bytes": olmoe.expert_bytes[:8]})
     assert not routings_for("olmoe-1b-7b", cut)[0].own  # of another shape: not this model's
 
