@@ -186,9 +186,7 @@ def model_load(spec: str, options: Options) -> Load:
     names = ", ".join(candidate.name for candidate in candidates)
     source = f"routing model{'s' if len(candidates) > 1 else ''} {names}"
     if not own:
-        source = (
-            f"no recording of this model's routing: the range is that of {len(candidates)} drawn routings ({names})"
-        )
+        source = f"no recording of this model's routing: {names}, a range that docs/routing.md measures"
     stored = f", {options.quant.upper()}" if options.quant else f", experts at {geometry.mean_bits:.4g} bits"
     load = _load(options, geometry, model.name, f"{shown(model.name)}{stored}", recognised(model.name) or model)
     assumed = (*load.assumed, *filter(None, (model.note if options.quant else "", model.assumed)))
