@@ -1,6 +1,6 @@
 """How well generic routing stands for a model that was not recorded: each family of shipped models, left out.
 
-Last changed in commit COMMIT. Does other models' routing stand for a model's own?
+Last changed in commit df2ace8f. Does other models' routing stand for a model's own?
 Answer: its range does, its middle weakly: studies/pages/routing.md, which says what is measured here.
 
 With a folder of recordings, errors, gains and real hits are measured, and routing models that ship are written anew.
