@@ -17,7 +17,6 @@ from moereplay.traces.texts import nearest
 from moereplay.traces.units import GB
 
 GIB = 1 << 30
-UNIFIED = "unified"  #: of [reach]: memory that is the machine's
 #: Bytes/s of a lane that copies from pinned memory reach. Measured over 16 lanes: 13.17 GB/s on PCIe 3 (FreeToken,
 #: issue 131), 25.1 and 52.7 GB/s on PCIe 4 and 5 (arXiv 2608.16157). Eight lanes of PCIe 4 were measured at 12.5 GB/s.
 LANE = {"3.0": 13.17e9 / 16, "4.0": 25.1e9 / 16, "5.0": 52.7e9 / 16}
@@ -73,7 +72,7 @@ class Card(Frozen):
     def keeps(self) -> str:
         """Which part of its memory others keep, for `kept_bytes`."""
         if self.is_unified:
-            return "wired" if self.family == "apple" else "system"
+            return "wired" if self.family.startswith("apple") else "system"
         return "display" if _DISPLAYS.match(self.name) else "compute"
 
     @property
@@ -132,9 +131,9 @@ def cards() -> dict[str, Card]:
     document, known = _document(), dict[str, Card]()
     for name, about in document["cards"].items():
         reach, launches = document["families"][about.get("family", about["source"])]
-        reach = document["reach"][reach if "gb" in about else UNIFIED]
         source = {"family": about["source"]} | about | {"source": document["sources"][about["source"]]}
-        known[name] = Card(name=name, reach=reach, layer_ns=document["launches"][launches], **source)
+        rates = {"reach": document["reach"][reach], "layer_ns": document["launches"][launches]}
+        known[name] = Card(name=name, **rates, **source)
     return known
 
 

@@ -109,7 +109,8 @@ class Machine(NamedTuple):
     def lines(self) -> list[tuple[str, str]]:
         """Return headings with the figures, for people."""
         of, platform = self.platform.compute, self.platform
-        lines = [(platform.fast_tier, f"{sold(platform.memory_bytes or 0)}{_rates(of)}")]
+        kept = f", {platform.reserve_bytes / GB:.3g} GB of it kept by others" if platform.reserve_bytes else ""
+        lines = [(platform.fast_tier, f"{sold(platform.memory_bytes or 0)}{_rates(of)}{kept}")]
         if self.has_main_memory:
             cpu = _rates(platform.cpu) if platform.cpu else ""
             size = sold(self.ram_bytes) if self.ram_bytes < NO_LIMIT else "any size"

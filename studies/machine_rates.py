@@ -120,7 +120,7 @@ def classes(run: Run) -> tuple[str, str]:
     of = card(several(run.owner)[1])
     newer = of.family in ("ada", "hopper", "blackwell")
     reach = "unified" if of.is_unified else "ada_and_later" if newer else "others"
-    return reach, "kernels" if of.family == "apple" else "graphs"
+    return "two_dies" if of.family == "apple_ultra" else reach, "kernels" if "apple" in of.family else "graphs"
 
 
 def kind_of(run: Run) -> str:
@@ -169,7 +169,8 @@ def main() -> None:
     for owner in dict.fromkeys(run.owner for run in whole):
         shares, graphs = fitted([run for run in whole if run.owner != owner])
         of = [run for run in whole if run.owner == owner]
-        share = shares.get(classes(of[0])[0], sum(shares.values()) / len(shares))
+        near = shares["unified"] if card(owner).is_unified else sum(shares.values()) / len(shares)
+        share = shares.get(classes(of[0])[0], near)
         left |= dict(zip([run.name for run in of], offs(of, share, graphs), strict=True))
     for kind in ("unified", "resident"):
         of = [run.name for run in whole if card(run.owner).is_unified == (kind == "unified")]

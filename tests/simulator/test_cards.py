@@ -142,7 +142,13 @@ def test_other_names_are_no_card(said: str) -> None:
     [
         *(("RTX 2080", 0.6, 105_000), ("RTX 3090", 0.6, 40_000), ("RTX 3060 Laptop", 0.6, 40_000)),
         *(("RTX 4060 Laptop", 0.9, 40_000), ("RTX 5090", 0.9, 40_000), ("RX 7900 XT", 0.6, 40_000)),
-        *(("M4 Max", 0.85, 105_000), ("GB10", 0.85, 40_000), ("Arc 140V", 0.85, 105_000), ("Arc B580", 0.6, 105_000)),
+        *(
+            ("M4 Max", 0.85, 105_000),
+            ("M2 Ultra", 0.6, 105_000),
+            ("GB10", 0.85, 40_000),
+            ("Arc 140V", 0.85, 105_000),
+            ("Arc B580", 0.6, 105_000),
+        ),
     ],
 )
 def test_a_platform_charges_what_its_family_reaches(name: str, reach: float, layer_ns: int) -> None:
