@@ -220,18 +220,30 @@ def speed(of: Range) -> str:
     return f"{digits(of.middle, 3)} tokens/s ({digits(of.least, 3)} to {digits(of.most, 3)} by routing)"
 
 
+KINDS = {
+    "resident": "all experts on the card",
+    "hybrid": "experts in VRAM and RAM",
+    "disk": "experts read from a disk",
+    "unified": "unified memory",
+    "cpu": "no GPU",
+}
+
+
 def _compared(best: Estimate) -> str:
-    """Say how far off predictions were in measured runs of the engine with this placement."""
+    """Say how far off predictions were in measured runs of this kind."""
     tried = tried_of(best)
+    name, kind = best.setting.engine, KINDS[best.kind]
     if not tried:
-        return "not compared with measured runs: none of this engine with this placement is known"
-    times = between(f"{tried.least:.2f}", f"{tried.most:.2f}")
+        return f"not compared with measured runs: none of {name} with {kind} is known"
+    middle = best.tokens_per_s.middle
+    speeds = between(digits(middle / tried.most, 3), digits(middle / tried.least, 3))
+    many = f" on {counted(tried.machines, 'machine')}" if tried.machines else ""
     whose = f" ({tried.population})" if tried.population else ""
-    then = digits(best.tokens_per_s.middle / tried.median, 3)
-    return (
-        f"{counted(tried.runs, 'measured run')} of {best.setting.engine} with this placement{whose} took {times} times "
-        f"the predicted time, half of them {tried.median:.2f} times or more, which would be {then} tokens/s"
-    )
+    runs = counted(tried.runs, "measured run")
+    said = f"{runs} of {name}, {kind}{many}{whose}: {speeds} tokens/s if this one errs as they"
+    if tried.left_out is not None:
+        said += f"; median error of a machine that no figure was fitted on {tried.left_out:.0%}"
+    return said
 
 
 def _tiers(best: Estimate) -> list[str]:

@@ -37,10 +37,14 @@ class Band(Sparse):
 class Tried(Band):
     """Runs that were predicted with an uncalibrated platform's unchanged values."""
 
-    later: ClassVar = frozenset({"expert_rate", "population"})
+    later: ClassVar = frozenset({"expert_rate", "population", "machines", "left_out"})
 
     source: Text
     population: Text = ""  #: whose runs these are: 22 of one laptop and 2 others
+    machines: int = Field(default=0, ge=0)  #: on which they ran; 0: not counted
+    left_out: float | None = Field(
+        default=None, ge=0
+    )  #: median error of a machine's runs, if it is left out of the fit
     #: Memory rate of routed experts over that of dense weights; a calibration that cannot separate the two assumes it.
     expert_rate: float | None = Field(default=None, gt=0, le=100)
 

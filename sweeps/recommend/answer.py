@@ -107,6 +107,16 @@ class Estimate:
     memory: tuple[Sum, ...]
 
     @property
+    def kind(self) -> str:
+        """Where experts lie: `resident` or `unified`, `hybrid` with others in main memory, `disk`, or `cpu`."""
+        setting = self.setting
+        if setting.disk_bytes:
+            return "disk"
+        if setting.machine.kind != "gpu":
+            return setting.machine.kind
+        return "hybrid" if setting.ram_bytes and self.hit.least < 1 else "resident"
+
+    @property
     def tokens_per_s(self) -> Range:
         """Tokens/s of all streams together."""
         return self._range([run.tokens_per_s for run in self.runs])
@@ -382,7 +392,7 @@ def leader(found: Sequence[Estimate]) -> Estimate:
 
 def tried_of(of: Estimate) -> Tried | None:
     """Return the measured runs of the engine in the mode of a setting, if there are any."""
-    return engine(of.setting.engine).tried_with(of.setting.mode)
+    return engine(of.setting.engine).tried_with(of.setting.mode, of.kind)
 
 
 def _may_lead(of: Estimate) -> bool:

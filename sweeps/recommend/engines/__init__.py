@@ -215,13 +215,16 @@ class Engine(Frozen):
     prompts: tuple[Prompt, ...] = ()
     modes: tuple[Mode, ...] = Field(min_length=1)
     tried: Tried | None = None
+    kinds: dict[Literal["resident", "hybrid", "disk", "unified", "cpu"], Tried] = Field(default_factory=dict)
 
     def runs(self, model: str) -> bool:
         """Return whether the engine runs a model of this name; it is taken to, where the name is not known."""
         return not (self.models and model) or model.lower().startswith(self.models)
 
-    def tried_with(self, mode: Mode) -> Tried | None:
-        """Return the runs that are known of a mode: its own, or the engine's where no mode states its own."""
+    def tried_with(self, mode: Mode, kind: str = "") -> Tried | None:
+        """Return the runs that are known of a kind of answer or of a mode, or the engine's where it states no other."""
+        if self.kinds:
+            return self.kinds.get(kind)  # type: ignore[call-overload]
         return self.tried if all(each.tried is None for each in self.modes) else mode.tried
 
     @field_validator("modes")
