@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from moereplay.analysis.tables import table
-from moereplay.simulator.machine import NO_LIMIT, Machine
 from moereplay.sweeps.recommend.answer import WORTH, Answer, Drafted, Estimate, More, Range, Way, tried_of
 from moereplay.sweeps.recommend.engines import engine, not_listed
 from moereplay.sweeps.recommend.settings import GLOBAL_LRU, LAYERS, MAPPED, Sum
@@ -30,7 +29,7 @@ FAULTS = (
 def lines(of: Answer, verbose: bool = False) -> Iterator[str]:
     """Yield the answer in 25 lines or fewer; with `verbose` its tables as well."""
     best = of.best
-    yield f"{of.load.name}{_weights(of)} on {machine_words(of.machine)}"
+    yield f"{of.load.name}{_weights(of)} on {of.machine.in_words}"
     yield f"{of.load.grade.upper()}: {of.load.source}"
     yield ""
     yield f"  {speed(best.tokens_per_s)}   {best.setting.engine}: {typed_of(best)}"
@@ -108,7 +107,7 @@ def document(of: Answer) -> dict[str, Any]:
             "fast_bytes": machine.memory_bytes,
             "fast_bytes_per_s": getattr(platform.compute, "memory_bytes_per_s", None),
             "link_bytes_per_s": platform.links[0].bytes_per_s if machine.has_main_memory else None,
-            "ram_bytes": machine.ram_bytes if 0 < machine.ram_bytes < NO_LIMIT else None,
+            "ram_bytes": of.best.memory[1].size if len(of.best.memory) > 1 and of.best.memory[1].is_known else None,
             "ram_bytes_per_s": getattr(platform.cpu, "memory_bytes_per_s", None),
             "disk_bytes_per_s": machine.disk_bytes_per_s,
         },
@@ -187,30 +186,9 @@ def assumed(of: Answer) -> list[str]:
     return [*of.machine.assumed, *([FAULTS] if faults else []), *of.load.assumed, *chances]
 
 
-def machine_words(machine: Machine) -> str:
-    """Return a machine in one line."""
-    platform = machine.platform
-    name = "this machine" if platform.name == "here" else platform.name
-    fast, rate = (
-        f"{name}, {sold(machine.memory_bytes)} {platform.fast_tier}",
-        getattr(platform.compute, "memory_bytes_per_s", 0),
-    )
-    parts = [fast + (f" at {rate / GB:.4g} GB/s" if rate else "")]
-    if machine.has_main_memory:
-        parts.append(f"link {platform.links[0].bytes_per_s / GB:.3g} GB/s")
-        reads = getattr(platform.cpu, "memory_bytes_per_s", 0)
-        if machine.ram_bytes < NO_LIMIT:
-            parts.append(f"RAM {sold(machine.ram_bytes)}" + (f" at {reads / GB:.3g} GB/s" if reads else ""))
-    if machine.disk_bytes_per_s:
-        parts.append(f"disk {machine.disk_bytes_per_s / GB:.3g} GB/s")
-    return ", ".join(parts)
-
-
 def _weights(of: Answer) -> str:
     known = of.load.known
-    if known is None or not known.params:
-        return ""
-    return f", {digits(known.params / 1e9, 3)} billion weights, {digits(known.active_params / 1e9, 2)} billion active,"
+    return f", {known.weights}," if known and known.params else ""
 
 
 def speed(of: Range) -> str:
@@ -261,7 +239,7 @@ def _sum(of: Answer, memory: Sum) -> str:
         if name == "experts" and memory is of.best.memory[0]:
             text += _held(of)
         parts.append(text)
-    of_size = f" of {size(memory.size)} (sold as {sold(memory.size)})" if memory.size < NO_LIMIT else ""
+    of_size = f" of {size(memory.size)} (sold as {sold(memory.size)})" if memory.is_known else ""
     return f"{size(memory.total)}{of_size}: {', '.join(parts)}"
 
 

@@ -228,7 +228,8 @@ def _answered(
     else:
         show(*lines(of, printed.verbose))
     if out is not None:
-        say(*keep_answer(of, out))
+        for line in keep_answer(of, out):
+            say(line)
     if printed.figures:
         _draw(of, printed.figures)
 

@@ -106,6 +106,25 @@ class Machine(NamedTuple):
         """The platform for replays whose experts all lie in main memory, where the CPU may compute them."""
         return self.platform.without_tiers() if self.has_main_memory else self.platform
 
+    @property
+    def in_words(self) -> str:
+        """The machine in one line, with the rates that its parts reach."""
+        platform = self.platform
+        reads = [getattr(of, "memory_bytes_per_s", 0) / GB for of in (platform.compute, platform.cpu)]
+        name = "this machine" if platform.name == "here" else platform.name
+        parts = [
+            f"{name}, {sold(self.memory_bytes)} {platform.fast_tier}"
+            + (f" reached at {reads[0]:.4g} GB/s" * bool(reads[0]))
+        ]
+        if self.has_main_memory:
+            parts.append(f"link {platform.links[0].bytes_per_s / GB:.3g} GB/s")
+            parts += [f"RAM {sold(self.ram_bytes)}" + f" at {reads[1]:.3g} GB/s" * bool(reads[1])] * (
+                self.ram_bytes < NO_LIMIT
+            )
+        if self.disk_bytes_per_s:
+            parts.append(f"disk {self.disk_bytes_per_s / GB:.3g} GB/s")
+        return ", ".join(parts)
+
     def lines(self) -> list[tuple[str, str]]:
         """Return headings with the figures, for people."""
         of, platform = self.platform.compute, self.platform

@@ -62,15 +62,15 @@ class Links:
         ]
         self._rows = homes + self._fills
 
+    def _home(self, y: int) -> Link:
+        x = y // self._now["precisions"]
+        return self._rows[self._homes[x]]
+
     def warm(self, tiers: Sequence[Sequence[int]]) -> None:
         """Make these copies resident in the lower tiers, from the top down, before the start."""
         for tier, copies in zip(self._lower, tiers, strict=True):
             for y in copies:
                 tier.warm(y)
-
-    def _home(self, y: int) -> Link:
-        x = y // self._now["precisions"]
-        return self._rows[self._homes[x]]
 
     def fetch(self, transfer: Transfer) -> None:
         """Queue a demand."""

@@ -96,7 +96,7 @@ def _launches(run: Sample) -> float:
 def _factor(is_short: Callable[[float], bool]) -> float:
     """Return the factor up to which a run takes less time than measured, by bisection."""
     low, high = 1e-6, 1e3
-    for _ in range(24):  # to a part in a million
+    for _ in range(32):  # to a part in a hundred million
         middle = (low * high) ** 0.5
         low, high = (middle, high) if is_short(middle) else (low, middle)
     return low

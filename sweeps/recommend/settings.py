@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from moereplay.simulator.capacity import parse_capacity
 from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.machine import Machine, with_memory, without_gpu
+from moereplay.simulator.machine import NO_LIMIT, Machine, with_memory, without_gpu
 from moereplay.simulator.platform import Contention, Measured, Platform, Roofline
 from moereplay.simulator.platforms import kept
 from moereplay.simulator.times import Times, times_of
@@ -121,7 +121,7 @@ class Setting:
         loading = base.loading.model_copy(update={"gate_ns": base.loading.gate_ns + self._layer_ns(load, times)})
         compute = base.compute.model_copy(update={"kv_bytes_per_s": None})
         change: dict[str, object] = {"compute": compute, "loading": loading, "calibration": None, "tried": None}
-        change["memory_bytes"] = None  # the sums of memory are those of the answer
+        change |= {"memory_bytes": None, "reserve_bytes": None}  # the sums of memory are those of the answer
         if load.decoding.drafts_by_layer and not base.draft.ns_per_token:
             change["draft"] = base.draft.model_copy(
                 update={"ns_per_token": draft_ns(load.geometry, times, load.decoding.streams, load.context)}
@@ -190,7 +190,6 @@ def draft_ns(geometry: Geometry, times: Times, streams: int, context: int) -> in
 # -- which settings there are
 
 STEPS = 12  #: of a ladder, at most
-LEAST_LAYERS = 3  #: settings of a placement by layers that a comparison of engines tries
 
 
 def settings(load: Load, machine: Machine, engine: Engine, ladder: bool = False) -> Iterator[Setting]:
@@ -290,6 +289,11 @@ class Sum(NamedTuple):
     def total(self) -> int:
         """Bytes that are taken."""
         return sum(self.parts.values())
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its size was given."""
+        return self.size < NO_LIMIT
 
 
 def room_of(load: Load, machine: Machine, engine: Engine) -> int:

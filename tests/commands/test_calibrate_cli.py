@@ -136,7 +136,7 @@ ERRORS = {
     "calibrate logs {log} --model olmoe --memory 9999999999999TB": ("--memory '9999999999999TB'",),
     "calibrate logs {log} --model olmoe --memory 1GiB --memory 1GiB": ("--memory", "2 times", "1 log"),
     "calibrate logs {log} --model olmoe --memory 0 --lanes 99999": ("a whole number from 1 to",),
-    "calibrate logs {log} --model olmo --memory 0": ("'olmo'", "did you mean olmo"),
+    "calibrate logs {log} --model olmo --memory 0": ("'olmo'", "olmoe-1b-7b"),
     "calibrate logs {log} --model olmoe --memory 0 --quant Q9": ("'Q9'",),
     "calibrate logs {folder}/cells.csv --model olmoe --memory 0": ("cells.csv line 1", "'wall_ms'"),
     "calibrate logs {folder}/none.csv --model olmoe --memory 0": ("none.csv: No such file or directory",),

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "sweeps": {"sweeps", "simulator", "policies", "results", "traces"},
     "calibration": {"calibration", "simulator", "policies", "results", "traces"},
     "tracegen": {"tracegen", "traces"},
-    "analysis": {"analysis", "results", "traces"},
+    "analysis": {"analysis", "results", "sweeps.recommend", "traces"},  # whose answer is a typed value to be told
     "commands": set(PACKAGES),
     "moereplay": set(PACKAGES),
 }

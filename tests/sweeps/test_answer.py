@@ -261,7 +261,7 @@ def test_passes_of_many_rows_take_another_way_or_leave_a_cache_out() -> None:
     [
         ({"name": "vllm"}, "unknown engine 'vllm'"),
         ({"name": "ktransformers", "vram": "6GB", "ram": "8GB"}, "no setting of engine ktransformers fits"),
-        ({"name": "crow", "gpu": "none"}, "no setting of engine crow fits"),
+        ({"name": "freetoken", "gpu": "none"}, "no setting of engine freetoken fits"),
         ({"name": "mixtral-offloading"}, "invalid --engine mixtral-offloading: it runs only mixtral, not gpt-oss"),
     ],
 )
@@ -274,9 +274,9 @@ def test_what_cannot_be_answered_is_a_line(parts: dict[str, str], told: str) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_engine_has_a_setting_on_a_machine_of_its_kind(name: str) -> None:
-    of = load(model="mixtral-8x7b")
     kind = engine(name).modes[0].machines[0]
-    on = machine(vram="8GB") if kind == "gpu" else machine(gpu="none")
+    apart = {"gpu": machine(vram="8GB"), "cpu": machine(gpu="none"), "unified": machine(gpu="M3 Max", ram_rate="")}
+    on, of = apart[kind], load(model=(engine(name).models or ("a model",))[0])
     assert all("{" not in setting.flags for setting in settings(of, on, engine(name)))
     assert next(settings(of, on, engine(name)), None) is not None
 

@@ -395,11 +395,10 @@ def test_a_slow_machine_gives_the_bytes_of_a_fast_one(monkeypatch):
     assert "ended early" in unfolded(cut.stdout)
 
 
-def test_options_of_a_search_are_refused_where_there_is_none(tmp_path: Path):
+def test_options_of_a_search_are_refused_where_there_is_none():
     for arguments in (
         ("--budget", "5s"),
         ("--thorough",),
-        ("--out", str(tmp_path / "x")),
         ("--target-tokens-per-s", "5"),
         ("--scope", "per_layer"),
     ):
