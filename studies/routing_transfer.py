@@ -34,8 +34,8 @@ RECORDED |= {f"qwen3-30b-a3b-{text}": f"qwen3-30b-a3b/{text}.npz" for text in ("
 EVICTIONS = ("lru", "lfu:count=history", "belady")
 TOKENS, LENGTHS, LAYERS, LEVEL = 1536, [192] * 4, 12, 0.95
 GAINS = (0.3, 0.45, 0.65, 0.85, 1.1, 1.5, 2.1, 3.0)
-#: Published recordings of other models (ngavhane/moe-beyond, 37,786 tokens; speculative-moe@216e26e, 577 tokens): the
-#: share of experts that the token before used, and hits of LRU at 25 % with a pool per layer.
+#: Measured by others on published recordings (ngavhane/moe-beyond, 37,786 tokens; speculative-moe@216e26e, 577 tokens):
+#: the share of experts that the token before used, and hits of LRU at 25 % with a pool per layer.
 CHECKS = {"deepseek-v2-lite": (0.230, 0.439), "mixtral-8x7b": (0.394, 0.393)}
 
 
