@@ -112,15 +112,12 @@ class Machine(NamedTuple):
         platform = self.platform
         reads = [getattr(of, "memory_bytes_per_s", 0) / GB for of in (platform.compute, platform.cpu)]
         name = "this machine" if platform.name == "here" else platform.name
-        parts = [
-            f"{name}, {sold(self.memory_bytes)} {platform.fast_tier}"
-            + (f" reached at {reads[0]:.4g} GB/s" * bool(reads[0]))
-        ]
+        fast = f"{name}, {sold(self.memory_bytes)} {platform.fast_tier}"
+        parts = [f"{fast} reached at {reads[0]:.4g} GB/s" if reads[0] else fast]
         if self.has_main_memory:
             parts.append(f"link {platform.links[0].bytes_per_s / GB:.3g} GB/s")
-            parts += [f"RAM {sold(self.ram_bytes)}" + f" at {reads[1]:.3g} GB/s" * bool(reads[1])] * (
-                self.ram_bytes < NO_LIMIT
-            )
+            rate = f" at {reads[1]:.3g} GB/s" if reads[1] else ""
+            parts += [f"RAM {sold(self.ram_bytes)}{rate}"] if self.ram_bytes < NO_LIMIT else []
         if self.disk_bytes_per_s:
             parts.append(f"disk {self.disk_bytes_per_s / GB:.3g} GB/s")
         return ", ".join(parts)

@@ -302,14 +302,13 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_counters": WIDTH,
         "n_times": TIMES,
         "n_par": len(chosen.eviction.par()),
-        "n_warm": len(spec.warm),
         "n_resident": len(spec.resident),
-        "n_warm_lower": sum(map(len, spec.warm_lower)),
         "n_firsts": len(inputs["first_share"]),
         "n_shares": len(inputs["share_start"]),
         "n_share_rows": len(inputs["share_token"]),
         "arrives": len(inputs["share_start"]) > 0,
     }
+    numbers |= {"n_warm": len(spec.warm), "n_warm_lower": sum(map(len, spec.warm_lower))}
     numbers |= _of_arrivals(numbers, spec) if numbers["arrives"] else {"n_slots": 0, "n_arrivals": 0}
     numbers |= {
         name: numbers["n_links"] * numbers[each] for name, each in (("n_rings", "n_ring"), ("n_wires", "n_kinds"))

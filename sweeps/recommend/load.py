@@ -7,7 +7,7 @@ the first part is history, from which fixed placements are made and caches are f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +27,7 @@ from moereplay.traces.drafts import OFF
 from moereplay.traces.files import forget_unused, private_folder, scratch_beside
 from moereplay.traces.geometry import KnownModel, as_known, recognised
 from moereplay.traces.recorder import memory_trace
-from moereplay.traces.routing import RoutingModel, as_toml, draw, routings_for
+from moereplay.traces.routing import Candidate, as_toml, draw, draws, routings_for
 from moereplay.traces.schema import Geometry, Header, Provenance, Request, Trace, TraceError, shown
 from moereplay.traces.store import open_trace
 from moereplay.traces.summary import synthetic
@@ -192,11 +192,10 @@ def model_load(spec: str, options: Options) -> Load:
     assumed = (*load.assumed, *filter(None, (model.note if options.quant else "", model.assumed)))
     if 0 < model.context < load.context:
         assumed = (*assumed, f"a longer context than the {model.context:,} positions that the model was made for")
-    routings = tuple(_drawn(candidate.routing, candidate.name, _streams(load)) for candidate in candidates)
     return replace(
         load,
         known=model,
-        routings=routings,
+        routings=_drawn(candidates, _streams(load)),
         assumed=assumed,
         grade=f"estimated with {OWN if own else OTHERS}",
         source=source,
@@ -207,8 +206,7 @@ def load_of(model: str, geometry: Geometry, context: int) -> Load:
     """Return the load of a geometry that stands in no file, with the middle routing for a model of its name."""
     load = _load(Options(context=context), geometry, model, model, recognised(model, geometry))
     candidates = routings_for(model, geometry)
-    chosen = candidates[(len(candidates) - 1) // 2]
-    return replace(load, routings=(_drawn(chosen.routing, chosen.name, 1),))
+    return replace(load, routings=_drawn([candidates[(len(candidates) - 1) // 2]], 1))
 
 
 def trace_load(path: Path, options: Options) -> Load:
@@ -277,17 +275,24 @@ ACTIVATIONS = 8  #: rows of the width of the residual that a graph holds at once
 # -- routing
 
 
-def _drawn(model: RoutingModel, name: str, streams: int) -> Routing:
-    """Draw a routing, or read the one that was drawn before."""
+def _drawn(candidates: Sequence[Candidate], streams: int) -> tuple[Routing, ...]:
+    """Draw routings of one shape, or read those that were drawn before."""
     lengths = _lengths(HISTORY, streams) + _lengths(REPLAYED, streams)
     many = len(lengths) // 2
-    key = hashlib.sha256(f"{as_toml(model)} {lengths}".encode()).hexdigest()[:32]
-    ids = _kept(key)
-    if ids is None:
-        ids = draw(model, lengths)
-        _keep(key, ids)
-    first = sum(lengths[:many])
-    return Routing(name, ids[:first], ids[first:], lengths[many:], f"routing model {name}")
+    models = [candidate.routing for candidate in candidates]
+    keys = [hashlib.sha256(f"{as_toml(model)} {lengths}".encode()).hexdigest()[:32] for model in models]
+    texts = [_kept(key) for key in keys]
+    if any(ids is None for ids in texts):
+        alike = len({(model.zipf, model.recur) for model in models}) == 1
+        texts = draws(models, lengths) if alike else [draw(model, lengths) for model in models]
+        for key, ids in zip(keys, texts, strict=True):
+            _keep(key, ids)
+    first, found = sum(lengths[:many]), zip(candidates, texts, strict=True)
+    return tuple(
+        Routing(candidate.name, ids[:first], ids[first:], lengths[many:], f"routing model {candidate.name}")
+        for candidate, ids in found
+        if ids is not None
+    )
 
 
 def _lengths(tokens: int, streams: int) -> tuple[int, ...]:

@@ -29,7 +29,12 @@ MAY_IMPORT = {
     "sweeps": {"sweeps", "simulator", "policies", "results", "traces"},
     "calibration": {"calibration", "simulator", "policies", "results", "traces"},
     "tracegen": {"tracegen", "traces"},
-    "analysis": {"analysis", "results", "sweeps.recommend", "traces"},  # whose answer is a typed value to be told
+    "analysis": {
+        "analysis",
+        "results",
+        "traces",
+        *(f"sweeps.recommend.{part}" for part in ("answer", "engines", "settings")),
+    },
     "commands": set(PACKAGES),
     "moereplay": set(PACKAGES),
 }

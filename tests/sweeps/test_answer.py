@@ -36,7 +36,7 @@ from moereplay.sweeps.recommend.settings import (
 )
 from moereplay.traces.drafts import Drafts
 from moereplay.traces.geometry import last_layers
-from moereplay.traces.routing import named
+from moereplay.traces.routing import Candidate, named
 from moereplay.traces.schema import Geometry
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
@@ -306,14 +306,13 @@ def test_drawn_routing_is_kept_and_a_damaged_file_is_drawn_again(
 ) -> None:
     monkeypatch.setattr(loads, "private_folder", lambda name: tmp_path)
     times = []
-    monkeypatch.setattr(loads, "draw", lambda *given: times.append(given) or np.ones((320, 3, 2), np.int16))
-    model = named("miniature").scaled(3, 8, 2)
-    first = loads._drawn(model, "x", 1)
-    again = loads._drawn(model, "x", 1)
+    monkeypatch.setattr(loads, "draws", lambda *given: times.append(given) or [np.ones((320, 3, 2), np.int16)])
+    model = Candidate(named("miniature").scaled(3, 8, 2), "x", False)
+    (first,), (again,) = loads._drawn([model], 1), loads._drawn([model], 1)
     assert len(times) == 1 and np.array_equal(first.ids, again.ids) and sum(first.lengths) == len(first.ids) == 192
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-2])
-    loads._drawn(model, "x", 1)
+    loads._drawn([model], 1)
     assert len(times) == 2
 
 
