@@ -10,6 +10,7 @@ import csv
 import importlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -68,13 +69,6 @@ def detect(path: Path, warn: Callable[[str], None] = lambda line: None) -> Impor
     raise TraceError(explain(path))
 
 
-def _of_columns(path: Path, options: Options) -> Importer | None:
-    """Return the importer that takes the columns that a user names, if it reads such files."""
-    suffix = suffix_of(path) if (options.columns or options.where) and path.is_file() else None
-    name = COLUMNS if suffix in table.SUFFIXES else "arrays" if suffix in arrays.SUFFIXES else None
-    return load(name) if name else None
-
-
 def markdown(formats: Iterable[str]) -> str:
     """Return the Markdown table of these formats: docs/trace-format.md has the built-in ones, a plug-in has its own."""
     rows = [f"| `{importer.name}` | {importer.summary} | {importer.formats} |" for importer in map(load, formats)]
@@ -89,7 +83,9 @@ def read(
     Raises TraceError.
     """
     refuse_unreadable(path)
-    importer = load(format) if format else _of_columns(path, options) or detect(path, warn)
+    suffix = suffix_of(path) if (options.columns or options.where) and path.is_file() else None
+    of_columns = COLUMNS if suffix in table.SUFFIXES else "arrays" if suffix in arrays.SUFFIXES else None
+    importer = load(format or of_columns or "") if format or of_columns else detect(path, warn)
     if importer.name == PLAIN and format is None and lacks_fields(path):
         raise TraceError(explain(path))
     if options.where and importer.name != COLUMNS:
@@ -255,20 +251,34 @@ def explain(path: Path) -> str:
     if path.is_dir() and (path / "zarr.json").exists():
         return f"{path}: this folder is a trace already; pass it to `moereplay inspect` or `moereplay replay`"
     if path.is_dir():
-        return f"{path}: no importer recognises this folder of {_folder(path)}; {_first_in(path)}"
+        names = [
+            "folders" if entry.is_dir() else f"*{suffix_of(entry) or entry.name}" for entry in sorted(path.iterdir())
+        ]
+        kinds = shown(", ".join(f"{count} {kind}" for kind, count in list(Counter(names).items())[:8]), 200)
+        return f"{path}: no importer recognises this folder of {kinds}; {_first_in(path)}"
+    return f"{path}: no importer recognises it: {_content(path)}"
+
+
+def _content(path: Path) -> str:
     if path.suffix == ".npz":
-        return f"{path}: no importer recognises it: {_arrays(path)}"
+        listed = shown(", ".join(sorted(archive.members(path))), 200) or "no arrays"
+        fix = "pass the array of ids (tokens, layers, k) with --columns experts=NAME[,weights=NAME]"
+        return f"its arrays are {listed}; {fix}; if there is one file per layer, pass their folder"
     if path.suffix in TORCH_SUFFIXES:
-        return f"{path}: no importer recognises it: {_tensors(path)}"
+        root = Archive(path).root
+        named = root.items() if isinstance(root, dict) else [("tensor", root)]
+        tensors = [f"{shown(name)} {value.shape}" for name, value in named if isinstance(value, Tensor)]
+        return f"its tensors are {shown(', '.join(tensors), 200) or 'none'}; {AS_ARRAY}, a text in each file"
     if binary := binary_start(path):
-        return f"{path}: no importer recognises it: {binary}; {AS_ARRAY}, or {AS_CSV}"
+        return f"{binary}; {AS_ARRAY}, or {AS_CSV}"
     try:
         records = _records(path)
     except (TraceError, RecursionError, csv.Error) as broken:
-        return f"{path}: no importer recognises it: unreadable text ({shown(broken, 200)}); {AS_CSV}"
-    if not records:
-        return f"{path}: no importer recognises it: {_lines(path)}; {AS_CSV}"
-    return f"{path}: no importer recognises it: {_of_records(path, records)}"
+        return f"unreadable text ({shown(broken, 200)}); {AS_CSV}"
+    if records:
+        return _of_records(path, records)
+    first = next((line for _, lines in blocks(path) for line in lines), "")
+    return f"its first line is {shown(first, 80)!r}; {AS_CSV}"
 
 
 def lacks_fields(path: Path) -> bool:
@@ -349,11 +359,10 @@ def columns_of(record: dict[str, Any]) -> dict[str, str]:
             fitting = [key for key in fitting if not isinstance(record[key], int) or "expert" in key.lower()]
         if fitting:
             found[field] = min(fitting, key=lambda key: wanted.index(key.rpartition(".")[2].lower()))
-    if "experts" not in found:
-        others = [key for key in record if "expert" in key.lower() and isinstance(record[key], list)]
-        local = [key for key in others if _fits("experts", record[key])]
-        if local:
-            found["experts"] = min(local, key=lambda key: ("global" in key, "local" not in key))
+    others = [key for key in record if "expert" in key.lower() and isinstance(record[key], list)]
+    local = [key for key in others if _fits("experts", record[key])]
+    if "experts" not in found and local:
+        found["experts"] = min(local, key=lambda key: ("global" in key, "local" not in key))
     return found
 
 
@@ -381,25 +390,6 @@ def _options(records: list[dict[str, Any]], best: dict[str, Any], found: dict[st
     return shown(f"--columns {columns}{where}", 400)
 
 
-def _lines(path: Path) -> str:
-    first = next((line for _, found in blocks(path) for line in found), "")
-    return f"its first line is {shown(first, 80)!r}"
-
-
-def _arrays(path: Path) -> str:
-    names = sorted(archive.members(path))
-    listed = shown(", ".join(names), 200) or "no arrays"
-    fix = "pass the array of ids (tokens, layers, k) with --columns experts=NAME[,weights=NAME]"
-    return f"its arrays are {listed}; {fix}; if there is one file per layer, pass their folder"
-
-
-def _tensors(path: Path) -> str:
-    root = Archive(path).root
-    named = root.items() if isinstance(root, dict) else [("tensor", root)]
-    found = [f"{shown(name)} {each.shape}" for name, each in named if isinstance(each, Tensor)]
-    return f"its tensors are {shown(', '.join(found), 200) or 'none'}; {AS_ARRAY}, a text in each file"
-
-
 def _first_in(path: Path) -> str:
     """Return what to do with a folder: what is known of a file in one of its folders, or import one of its files."""
     for file in islice((file for file in sorted(path.glob("*/*")) if file.is_file()), MOST_NEAR):
@@ -408,11 +398,3 @@ def _first_in(path: Path) -> str:
         except TraceError as known:
             return str(known)
     return "import one of its files, or see docs/trace-format.md"
-
-
-def _folder(path: Path) -> str:
-    suffixes: dict[str, int] = {}
-    for entry in sorted(path.iterdir()):
-        kind = "folders" if entry.is_dir() else f"*{suffix_of(entry) or entry.name}"
-        suffixes[kind] = suffixes.get(kind, 0) + 1
-    return shown(", ".join(f"{count} {kind}" for kind, count in list(suffixes.items())[:8]), 200)
