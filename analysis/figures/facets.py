@@ -27,7 +27,9 @@ NARROW_PANELS = 3  #: capacities on a narrow page, stacked
 SHARED = ("model", "trace", "platform", "contract", "scope", "capacity", "prefetch", "miss", "routing", "passes")
 #: Defaults that the subtitle leaves out.
 OMITTED_AT = {
-    each.name: "" if each.default == () else each.default for each in SETTINGS if each.name not in (*SHARED, "eviction")
+    setting.name: "" if setting.default == () else setting.default
+    for setting in SETTINGS
+    if setting.name not in (*SHARED, "eviction")
 }
 
 

@@ -74,7 +74,9 @@ def _shape(found: Callable[[], Iterator[Response]], options: Options) -> tuple[t
 
     def seen() -> Iterator[Response]:
         for response in found():
-            ids = (each.found.ids for each in response.answers if each.found is not None and not each.found.flat)
+            ids = (
+                answer.found.ids for answer in response.answers if answer.found is not None and not answer.found.flat
+            )
             shaped.extend(each.shape[1:] for each in ids if not shaped)
             yield response
 
@@ -395,11 +397,11 @@ class Flat(NamedTuple):
     def width(self) -> int | None:
         """Return ids per token if every token that ran has a row; None if the ids cannot be divided so."""
         rows = [] if self.rows is None else [self.rows, self.rows - (not self.extra_rows)]
-        return next((self.total // each for each in rows if each > 0 and self.total % each == 0), None)
+        return next((self.total // row for row in rows if row > 0 and self.total % row == 0), None)
 
     def fits(self, width: int) -> bool:
         """Return True if a response can consist of rows of that width."""
-        if any(each % width for each in self.places):
+        if any(place % width for place in self.places):
             return False
         return self.rows is None or self.min_rows <= self.total // width <= self.rows + self.extra_rows
 
@@ -418,7 +420,9 @@ def flat_in(found: Iterable[Response]) -> list[Flat]:
 
 
 def _flat(response: Response) -> Flat | None:
-    answers = [(each, each.found.ids) for each in response.answers if each.found is not None and each.found.flat]
+    answers = [
+        (answer, answer.found.ids) for answer in response.answers if answer.found is not None and answer.found.flat
+    ]
     if not answers:
         return None
     made = [each.generated for each, _ in answers]
@@ -562,9 +566,9 @@ def _likeness(ids: np.ndarray, width: int) -> Likeness | None:
 def _fitting(width: int, rows: Iterable[np.ndarray]) -> list[int]:
     """Return every k at which rows (T, W) repeat no expert within a layer."""
     possible = {k: Repeats() for k in range(1, min(width, LARGEST_K) + 1) if width % k == 0}
-    for each in rows:
+    for row in rows:
         for k, repeats in possible.items():
-            repeats.add(each.reshape(len(each), -1, k))
+            repeats.add(row.reshape(len(row), -1, k))
     return [k for k, repeats in possible.items() if repeats.fit()]
 
 

@@ -131,7 +131,7 @@ def _with(header: Header, experts: int, path: Path, *notes: str) -> Header:
 
 def _local(path: Path, foreign: Foreign, read: Callable[[], Foreign], options: Options) -> Foreign:
     """Renumber each layer's ids from 0 on. Reads the file once more."""
-    least, most = ranges_by_layer(each.chosen for each in foreign.requests)
+    least, most = ranges_by_layer(request.chosen for request in foreign.requests)
     experts = experts_per_layer(least, most, options.geometry.experts if options.geometry else None)
     if experts is None:
         seen = ", ".join(f"{low} to {high}" for low, high in zip(least[:3].tolist(), most[:3].tolist(), strict=True))
@@ -143,9 +143,9 @@ def _local(path: Path, foreign: Foreign, read: Callable[[], Foreign], options: O
     note = f"{ASSUMED}ids count on through the layers (--ids global): {experts} in each, layer 0 from {first[0]} on"
 
     def local() -> Iterator[Request]:
-        for each in read().requests:
-            ids = np.where(each.chosen < 0, -1, each.chosen.astype(np.int64) - first[:, None])
-            yield replace(each, chosen=ids)
+        for request in read().requests:
+            ids = np.where(request.chosen < 0, -1, request.chosen.astype(np.int64) - first[:, None])
+            yield replace(request, chosen=ids)
 
     return Foreign(_with(foreign.header, experts, path, note), local())
 
@@ -161,10 +161,10 @@ def _real(path: Path, foreign: Foreign, read: Callable[[], Foreign], experts: in
             "of the model"
         )
     largest, choices, away = -1, 0, 0
-    for each in foreign.requests:
-        largest = max(largest, int(each.chosen.max(initial=-1)))
-        choices += int((each.chosen >= 0).sum())
-        away += int((each.chosen >= experts).sum())
+    for request in foreign.requests:
+        largest = max(largest, int(request.chosen.max(initial=-1)))
+        choices += int((request.chosen >= 0).sum())
+        away += int((request.chosen >= experts).sum())
     if not away:
         raise TraceError(
             f"{path}: invalid --real-experts {experts}: expected at most {largest}, the largest id; leave it "
@@ -180,16 +180,16 @@ def _real(path: Path, foreign: Foreign, read: Callable[[], Foreign], experts: in
 
 
 def _below(requests: Iterable[Request], experts: int) -> Iterator[Request]:
-    for each in requests:
-        away = (each.chosen >= experts) | (each.chosen < 0)
+    for request in requests:
+        away = (request.chosen >= experts) | (request.chosen < 0)
         order = np.argsort(away, -1, kind="stable")
         away = np.take_along_axis(away, order, -1)
         moved = {
             name: np.where(away, empty, np.take_along_axis(rows, order, -1))
             for name, empty in (("chosen", -1), ("weights", 0), ("residency", -1))
-            if (rows := getattr(each, name)) is not None
+            if (rows := getattr(request, name)) is not None
         }
-        yield replace(each, logits=None, lookahead=(), **moved)
+        yield replace(request, logits=None, lookahead=(), **moved)
 
 
 # ---------------------------------------------------------------- files that no importer reads
@@ -380,7 +380,7 @@ def _options(records: list[dict[str, Any]], best: dict[str, Any], found: dict[st
     columns = ",".join(f"{field}={name}" for field, name in others.items())
     where = ""
     needed = {found[field] for field in ("token", "layer", "experts")}
-    unlike = [each for each in records if not needed <= set(flat(each))]
+    unlike = [record for record in records if not needed <= set(flat(record))]
     kinds = [
         key for key, value in best.items() if isinstance(value, str) and all(each.get(key) != value for each in unlike)
     ]

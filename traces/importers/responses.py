@@ -168,16 +168,16 @@ def _objects_in(document: Document) -> list[Document]:
 
 def _answer(sources: list[Document], inner: list[Document], place: str, asked: int | None) -> Answer:
     """Return a completion: ids from the first object that has some, counts from the choice's own objects."""
-    ids = next((each for each in sources for name in FIELDS if each.get(name) is not None), {})
+    ids = next((source for source in sources for name in FIELDS if source.get(name) is not None), {})
     name = next((name for name in FIELDS if ids.get(name) is not None), FIELD)
     found = spelled(ids.get(name), f"{place}: {name}", ids.get("routed_experts_dtype"))
-    apart = next((each[PROMPT] for each in sources if each.get(PROMPT) is not None), None)
+    apart = next((source[PROMPT] for source in sources if source.get(PROMPT) is not None), None)
     head = spelled(apart, f"{place}: {PROMPT}")
     if found is not None and head is not None and not (found.flat or head.flat):
         found, head_rows = Spelled(joined(head.ids, found.ids, place), head.start), len(head.ids)
     else:
         head_rows = None
-    stated = _first(*(count(each, "routed_experts_start_len", place) for each in sources))
+    stated = _first(*(count(source, "routed_experts_start_len", place) for source in sources))
     prompt = _first(_count_of((None, ""), inner, PROMPT_IDS, place), asked)
     return Answer(
         place,
