@@ -100,9 +100,8 @@ def summary(checks: Sequence[Check], candidates: Sequence[Candidate]) -> list[st
 
 def _coverage(checked: AbstractSet[str], candidates: Sequence[Candidate]) -> list[str]:
     """Count checked configurations per value of each axis, and name values without any."""
-    axes = {
-        name: Counter(candidate.settings.get(name, "") for candidate in candidates) for name in candidates[0].settings
-    }
+    names = candidates[0].settings
+    axes = {name: Counter(candidate.settings.get(name, "") for candidate in candidates) for name in names}
     seen = {
         name: Counter(candidate.settings.get(name, "") for candidate in candidates if candidate.identity in checked)
         for name, values in axes.items()
@@ -184,10 +183,9 @@ def _row(check: Check) -> dict[str, Any]:
 
 def _line(how: How, checks: Sequence[Check], candidates: Sequence[Candidate]) -> str:
     """Return the errors of one way, separately for closed-loop and open-loop sets if there are both."""
-    by_kind = {
-        is_open: {candidate.identity for candidate in candidates if candidate.open_loop is is_open}
-        for is_open in (False, True)
-    }
+    by_kind: dict[bool, set[str]] = {False: set(), True: set()}
+    for candidate in candidates:
+        by_kind[candidate.open_loop].add(candidate.identity)
     said = []
     for of, word in zip(by_kind.values(), KINDS_OF_LOOP, strict=True):
         own = [check for check in checks if check.identity in of]

@@ -333,10 +333,8 @@ SHOWN = (*POLICIES, "platform", "contract", "scope")
 
 def document(comparisons: Sequence[Comparison]) -> Row:
     """Return all comparisons as one JSON-ready document."""
-    return {
-        "passed": all(comparison.passed for comparison in comparisons),
-        "sets": [_row(comparison) for comparison in comparisons],
-    }
+    passed = all(comparison.passed for comparison in comparisons)
+    return {"passed": passed, "sets": [_row(comparison) for comparison in comparisons]}
 
 
 def to_frame(comparisons: Sequence[Comparison]) -> pl.DataFrame:

@@ -485,11 +485,8 @@ def _leads(figure: Figure, conditions: Sequence[Condition], names: Sequence[str]
     Every condition is counted once, out of all: significant or not, counted by request, without an interval, a tie or
     without a second.
     """
-    known = [
-        (condition, lead)
-        for condition in conditions
-        if len(condition.found.tied) == 1 and (lead := condition.found.lead)
-    ]
+    single = [condition for condition in conditions if len(condition.found.tied) == 1]
+    known = [(condition, lead) for condition in single if (lead := condition.found.lead)]
     if not known:
         return []
     seconds = Counter[str]()
