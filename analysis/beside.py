@@ -106,12 +106,12 @@ def _turned(
 
 def _found(ours: Entry, others: Sequence[Entry], by: str) -> list[Comparison]:
     """Compare with each other configuration; those that know the future take no part in the correction."""
-    tested = [each for each in others if not (each.foresees or ours.foresees)]
+    tested = [other for other in others if not (other.foresees or ours.foresees)]
     exact = [by in TIMED and same_routing(ours, each) for each in tested]
     rows = ours.rows()
     made = iter(against(rows, [each.rows() for each in tested], by, exact=exact))
-    bounds = iter(against(rows, [each.rows() for each in others if each.foresees or ours.foresees], by))
-    found = [next(bounds if each.foresees or ours.foresees else made) for each in others]
+    bounds = iter(against(rows, [other.rows() for other in others if other.foresees or ours.foresees], by))
+    found = [next(bounds if other.foresees or ours.foresees else made) for other in others]
     if not ours.synthetic:
         return found
     return [each._replace(off=None, p=None, answer=each.answer if each.p is None else CANT_TELL) for each in found]

@@ -91,7 +91,7 @@ def candidates_of(frame: pl.DataFrame) -> list[Candidate]:
 
 def summary(checks: Sequence[Check], candidates: Sequence[Candidate]) -> list[str]:
     """Return a line per way of checking with its errors, and lines on which settings were covered."""
-    known = {each.identity: each for each in candidates}
+    known = {candidate.identity: candidate for candidate in candidates}
     ours = [check for check in checks if check.identity in known]
     ways = {check.how.model_dump_json(): check.how for check in ours}.values()
     lines = [_line(how, [check for check in ours if check.how == how], candidates) for how in ways]
@@ -100,9 +100,10 @@ def summary(checks: Sequence[Check], candidates: Sequence[Candidate]) -> list[st
 
 def _coverage(checked: AbstractSet[str], candidates: Sequence[Candidate]) -> list[str]:
     """Count checked configurations per value of each axis, and name values without any."""
-    axes = {name: Counter(each.settings.get(name, "") for each in candidates) for name in candidates[0].settings}
+    names = candidates[0].settings
+    axes = {name: Counter(candidate.settings.get(name, "") for candidate in candidates) for name in names}
     seen = {
-        name: Counter(each.settings.get(name, "") for each in candidates if each.identity in checked)
+        name: Counter(candidate.settings.get(name, "") for candidate in candidates if candidate.identity in checked)
         for name, values in axes.items()
         if len(values) > 1
     }
@@ -182,9 +183,9 @@ def _row(check: Check) -> dict[str, Any]:
 
 def _line(how: How, checks: Sequence[Check], candidates: Sequence[Candidate]) -> str:
     """Return the errors of one way, separately for closed-loop and open-loop sets if there are both."""
-    by_kind = {
-        is_open: {each.identity for each in candidates if each.open_loop is is_open} for is_open in (False, True)
-    }
+    by_kind: dict[bool, set[str]] = {False: set(), True: set()}
+    for candidate in candidates:
+        by_kind[candidate.open_loop].add(candidate.identity)
     said = []
     for of, word in zip(by_kind.values(), KINDS_OF_LOOP, strict=True):
         own = [check for check in checks if check.identity in of]

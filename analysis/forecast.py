@@ -155,7 +155,7 @@ def _measured(judged: Judged) -> tuple[float, float]:
 
 def _noise(points: Sequence[Point]) -> float:
     """Return the noise of the points. Raises ResultError if they cannot be fitted."""
-    policies = {each.policy for each in points}
+    policies = {point.policy for point in points}
     if len(points) < FEWEST or len(policies) < FEWEST_POLICIES:
         found = f"{len(points)} live points of {len(policies)} policies that change the output"
         fix = "add sets to the file of --sets, and run the same quality command again"
@@ -168,7 +168,7 @@ def _noise(points: Sequence[Point]) -> float:
 
 def middling_error(points: Sequence[Point]) -> float:
     """Return the noise of live points: the median of their standard errors."""
-    return median(each.error for each in points)
+    return median(point.error for point in points)
 
 
 def _chosen(kind: str, name: str | None, known: Sequence[str]) -> str:
@@ -304,16 +304,16 @@ def document(made: Forecast) -> dict[str, Any]:
 
 def signal(made: Forecast) -> list[Row]:
     """Return a row per figure: rank correlation with the loss, weight, share of the loss, and measured range."""
-    losses = [each.loss for each in made.points]
-    terms = [made.fit.terms(each.change) for each in made.points]
-    shares = [Change(*(value / (sum(each) or 1.0) for value in each)) for each in terms]
+    losses = [point.loss for point in made.points]
+    terms = [made.fit.terms(point.change) for point in made.points]
+    shares = [Change(*(value / (sum(term) or 1.0) for value in term)) for term in terms]
     return [
         {
             "figure": name,
             "counter": COUNTED[name],
-            "rank correlation": spearman([getattr(each.change, name) for each in made.points], losses),
+            "rank correlation": spearman([getattr(point.change, name) for point in made.points], losses),
             "weight": getattr(made.fit.weights, name),
-            "share of the loss": sum(getattr(each, name) for each in shares) / len(shares),
+            "share of the loss": sum(getattr(share, name) for share in shares) / len(shares),
             "measured to": getattr(made.fit.most, name),
         }
         for name in Change._fields
@@ -380,14 +380,14 @@ class Coverage(NamedTuple):
 
 def coverage(points: Sequence[Point]) -> Coverage:
     """Leave out every policy in turn, and repeat the whole fit on the others: noise, form, weights, interval width."""
-    found = [each for policy in dict.fromkeys(each.policy for each in points) for each in _without(points, policy)]
+    found = [each for policy in dict.fromkeys(point.policy for point in points) for each in _without(points, policy)]
     asked = [each for each in found if each is not None]
     return Coverage(sum(asked), len(asked), len(found) - len(asked))
 
 
 def _without(points: Sequence[Point], policy: str) -> Iterator[bool | None]:
     """Tell for each point of a policy whether the interval from the others holds it; None if they refuse it."""
-    own, others = ([each for each in points if (each.policy == policy) is is_own] for is_own in (True, False))
+    own, others = ([point for point in points if (point.policy == policy) is is_own] for is_own in (True, False))
     noise = middling_error(others) if others else 0.0
     if noise <= 0:  # errors have no scale
         yield from (None for _ in own)

@@ -206,21 +206,21 @@ def moved(loss: float, by: float, noise: float) -> float:
 
 def forms_of(points: Sequence[Point]) -> list[Form]:
     """Return all forms that can be fitted to the points."""
-    ways = (False, True) if all(each.kl for each in points) else (False,)
+    ways = (False, True) if all(point.kl for point in points) else (False,)
     return [Form(power, through_kl) for power in POWERS for through_kl in ways]
 
 
 def fitted(points: Sequence[Point], form: Form, noise: float) -> Rising:
     """Fit by least squares of errors relative to each loss or to the noise."""
-    columns = np.array([_terms(each.change, form.power) for each in points])
-    losses = np.array([each.loss for each in points])
+    columns = np.array([_terms(point.change, form.power) for point in points])
+    losses = np.array([point.loss for point in points])
     if form.through_kl:
-        kl, errors = np.array([each.kl for each in points]).T
+        kl, errors = np.array([point.kl for point in points]).T
         weights = _weights(columns, kl, max(float(np.median(errors)), LEAST))
         weights = weights * _weights((columns @ weights)[:, None], losses, noise)
     else:
         weights = _weights(columns, losses, noise)
-    most = Change(*map(max, zip(*(each.change for each in points), strict=True)))
+    most = Change(*map(max, zip(*(point.change for point in points), strict=True)))
     return Rising(form, Change(*map(float, weights)), noise, most)
 
 
@@ -264,8 +264,8 @@ def leave_out(points: Sequence[Point], form: Form, noise: float, whole: bool = T
     Points of other policies show how a policy that was never run live would fare. A point out of reach of the others
     has no error.
     """
-    policies = dict.fromkeys(each.policy for each in points)
-    others = {name: _fit([each for each in points if each.policy != name], form, noise) for name in policies}
+    policies = dict.fromkeys(point.policy for point in points)
+    others = {name: _fit([point for point in points if point.policy != name], form, noise) for name in policies}
     left = [Left(own, _answer_of(others[own.policy], own), None) for own in points]
     asked = [at for at, each in enumerate(left) if whole or each.by_others is None]
     for at in asked:

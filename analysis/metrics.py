@@ -22,7 +22,7 @@ from moereplay.traces.units import MS
 
 LOW, HIGH = "_low", "_high"  #: end the columns of an interval
 LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p99_ms", "e2e_p99_ms")  #: shown of configurations with arrivals
-DEFAULTS = {each.name: each.default for each in SETTINGS}
+DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
 #: Said of a table even at their defaults.
 ALWAYS = ("model", "trace", *POLICIES, "platform", "passes")
 SAID = (*ALWAYS, *DEFAULTS)

@@ -107,8 +107,8 @@ def _apart(name: str, others: Sequence[Look]) -> Look:
     at = UNKNOWN.index(_hashed(name.partition(":")[0]).colour)
     shape = UNKNOWN_MARKERS.index(first.marker)
     colours = dict.fromkeys((first.colour, *UNKNOWN[at:], *UNKNOWN[:at], *SPARE))
-    near = {each: min((_distance(each, look.colour) for look in others), default=FAR) for each in colours}
-    far = next((each for each in colours if near[each] >= FAR), max(colours, key=near.__getitem__))
+    near = {colour: min((_distance(colour, look.colour) for look in others), default=FAR) for colour in colours}
+    far = next((colour for colour in colours if near[colour] >= FAR), max(colours, key=near.__getitem__))
     free = (each for each in UNKNOWN_MARKERS[shape:] + UNKNOWN_MARKERS[:shape] if each not in markers)
     return replace(first, colour=far if ":" not in name else first.colour, marker=next(free, first.marker))
 

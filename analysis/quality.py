@@ -183,9 +183,9 @@ def _mean(pairs: Pairs) -> float:
 def _pairs(row: Row, measure: str) -> dict[tuple[str, str], tuple[float, float]]:
     """Return (value * weight, weight) by example identity."""
     return {
-        (each["example"], each["prompt_sha256"]): (each["value"] * each["weight"], each["weight"])
-        for each in row["examples"]
-        if each["measure"] == measure
+        (example["example"], example["prompt_sha256"]): (example["value"] * example["weight"], example["weight"])
+        for example in row["examples"]
+        if example["measure"] == measure
     }
 
 

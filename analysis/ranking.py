@@ -144,9 +144,11 @@ def _compared(one: Row, other: Row, keys: Mapping[str, bool]) -> int:
 # -- Lines above a table of replays: label, trace, platform, capacities in every form, warnings.
 
 #: Settings that are echoed after the policies. Capacity has its own lines, and lists of experts are too long.
-OTHERS = [each.name for each in SETTINGS if each.name not in (*POLICIES, "capacity") and each.kind != EXPERTS]
+OTHERS = [
+    setting.name for setting in SETTINGS if setting.name not in (*POLICIES, "capacity") and setting.kind != EXPERTS
+]
 #: Newer settings, which are not repeated above a table where they have no effect.
-QUIET = {each.name: [str(each.default)] for each in SETTINGS if each.added}
+QUIET = {setting.name: [str(setting.default)] for setting in SETTINGS if setting.added}
 
 OPEN_LOOP = "open-loop: recorded logits do not react to a changed mixture; a live run measures the error"
 
@@ -233,7 +235,7 @@ HEADS = {
     "rate": "rate/s",
     "most_per_s": "max/s",
     "rate_over_resident": "rate / resident",
-    **{f"{name}_p{each}_ms": f"{WORDS[name]} p{each}" for name in LATENCIES for each in PERCENTILES},
+    **{f"{name}_p{percentile}_ms": f"{WORDS[name]} p{percentile}" for name in LATENCIES for percentile in PERCENTILES},
     "requests_per_s": "req/s",
     "throughput_tokens_per_s": "tok/s all",
     "slo_share": "meet",
@@ -275,7 +277,7 @@ def served_at(holdings: Sequence[Holding], level: Level, residents: Sequence[Hol
 
     The rate is null if none holds. `residents` are as in `served`; each row has its rate as a share of theirs.
     """
-    varying = [name for name in _varying([each.result for each in holdings]) if name != "arrivals"]
+    varying = [name for name in _varying([holding.result for holding in holdings]) if name != "arrivals"]
     rows, below = (
         [
             _named(each.result, varying, capacity)

@@ -113,8 +113,8 @@ def table(rows: Rows, title: str = "", spare: Sequence[str] = (), width: int = 0
 def markdown(rows: Rows) -> str:
     """Format rows as a Markdown table of any width."""
     columns = [_column(rows, name) for name in dict.fromkeys(name for row in rows for name in row)]
-    lines = [[each.head for each in columns], ["--:" if each.numeric else "---" for each in columns]]
-    lines += [[in_markdown(each.cells[at]) for each in columns] for at in range(len(rows))]
+    lines = [[column.head for column in columns], ["--:" if column.numeric else "---" for column in columns]]
+    lines += [[in_markdown(column.cells[at]) for column in columns] for at in range(len(rows))]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

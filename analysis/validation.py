@@ -333,23 +333,24 @@ SHOWN = (*POLICIES, "platform", "contract", "scope")
 
 def document(comparisons: Sequence[Comparison]) -> Row:
     """Return all comparisons as one JSON-ready document."""
-    return {"passed": all(each.passed for each in comparisons), "sets": [_row(each) for each in comparisons]}
+    passed = all(comparison.passed for comparison in comparisons)
+    return {"passed": passed, "sets": [_row(comparison) for comparison in comparisons]}
 
 
 def to_frame(comparisons: Sequence[Comparison]) -> pl.DataFrame:
     """Return one row per comparison, as `results.validation` stores them."""
-    return validation.to_frame([_row(each) | {"config": _flat(each.config)} for each in comparisons])
+    return validation.to_frame([_row(comparison) | {"config": _flat(comparison.config)} for comparison in comparisons])
 
 
 def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
     """Return the title lines: the runs, and how to read the table."""
-    alike = {name for name in SHOWN if len({each.config[name] for each in comparisons}) == 1}
+    alike = {name for name in SHOWN if len({comparison.config[name] for comparison in comparisons}) == 1}
     first = comparisons[0].config
     return [
         f"LIVE, emulated, versus SIMULATED: {of_trace(trace)}",
         "; ".join(f"{name} {first[name]}" for name in SHOWN if name in alike),
-        *(f"set {each.name}: {said}" for each in comparisons if (said := _settings(each, alike))),
-        *capacities([(each.config, each.about) for each in comparisons]),
+        *(f"set {comparison.name}: {said}" for comparison in comparisons if (said := _settings(comparison, alike))),
+        *capacities([(comparison.config, comparison.about) for comparison in comparisons]),
         *([] if trace.verified is None else [DRAFTED]),
         "replayed: the trace, without the model; closed loop: replay of the live run's own recording",
         "allowed 0: policies that do not change the output must be identical; the others are replayed open loop",
@@ -359,11 +360,11 @@ def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
 
 def measure_rows(comparisons: Sequence[Comparison]) -> list[Row]:
     """Return a table row per set and measure; the words of a long set name are spread over its rows."""
-    outside = any(not measure.within for each in comparisons for measure in each.measures)
+    outside = any(not measure.within for comparison in comparisons for measure in comparison.measures)
     return [
         {"set": words, **_shown(measure, outside)}
-        for each in comparisons
-        for words, measure in zip(_down(each.name, len(each.measures)), each.measures, strict=True)
+        for comparison in comparisons
+        for words, measure in zip(_down(comparison.name, len(comparison.measures)), comparison.measures, strict=True)
     ]
 
 
@@ -377,31 +378,31 @@ def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
     """Return a table row per set that changes the model's output: miss rates and quality."""
     return [
         {
-            "set": each.name,
-            "lam": each.lam,
-            "miss rate live": miss_rate(each, "live"),
-            "miss rate replayed": miss_rate(each, "replayed"),
-            "tokens scored": each.quality["tokens"],
-            "perplexity": each.quality["perplexity"],
-            "of the model alone": each.quality["perplexity_base"],
-            "mean KL, nats": each.quality["mean_kl"],
-            "same top-1": each.quality["top1"],
+            "set": comparison.name,
+            "lam": comparison.lam,
+            "miss rate live": miss_rate(comparison, "live"),
+            "miss rate replayed": miss_rate(comparison, "replayed"),
+            "tokens scored": comparison.quality["tokens"],
+            "perplexity": comparison.quality["perplexity"],
+            "of the model alone": comparison.quality["perplexity_base"],
+            "mean KL, nats": comparison.quality["mean_kl"],
+            "same top-1": comparison.quality["top1"],
         }
-        for each in comparisons
-        if each.quality and not each.exact
+        for comparison in comparisons
+        if comparison.quality and not comparison.exact
     ]
 
 
 def lines(comparisons: Sequence[Comparison]) -> list[str]:
     """Return a verdict per set, and a line per exceeded tolerance."""
     verdicts = []
-    for each in comparisons:
-        closed = "; closed loop identical" if each.closed_ran and each.closed_loop is None else ""
-        counted = f"{each.events:,} events of either log" if each.events else "counters only"
-        verdicts.append(f"{each.name}: {each.verdict()} ({counted}{closed})")
-        if each.open_loop is not None and not each.exact:
-            verdicts.append(f"  open loop first differs at {each.open_loop.text()}")
-        verdicts += [f"  not allowed: {complaint}" for complaint in each.complaints()]
+    for comparison in comparisons:
+        closed = "; closed loop identical" if comparison.closed_ran and comparison.closed_loop is None else ""
+        counted = f"{comparison.events:,} events of either log" if comparison.events else "counters only"
+        verdicts.append(f"{comparison.name}: {comparison.verdict()} ({counted}{closed})")
+        if comparison.open_loop is not None and not comparison.exact:
+            verdicts.append(f"  open loop first differs at {comparison.open_loop.text()}")
+        verdicts += [f"  not allowed: {complaint}" for complaint in comparison.complaints()]
     return verdicts
 
 

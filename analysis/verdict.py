@@ -167,15 +167,15 @@ class Verdict(NamedTuple):
     def as_good(self) -> list[Entry]:
         """Rivals that are statistically tied with the winner."""
         return [
-            each.entry
-            for each in self.rivals
-            if each.beside.answer != YES and (each.beside.tested or (each.exact and each.beside.requests))
+            rival.entry
+            for rival in self.rivals
+            if rival.beside.answer != YES and (rival.beside.tested or (rival.exact and rival.beside.requests))
         ]
 
     @property
     def tested(self) -> list[Rival]:
         """Rivals with a statistical test; those compared request by request are not among them."""
-        return [each for each in self.rivals if each.beside.p is not None and not each.exact]
+        return [rival for rival in self.rivals if rival.beside.p is not None and not rival.exact]
 
     @property
     def samples(self) -> int:
@@ -228,8 +228,8 @@ def _rivals(figure: Figure, first: Entry, known: Sequence[Entry]) -> list[Rival]
     ours = [first.settings.get(name) for name in ALIKE[:2]]
     others = [each for each in known[1:] if [each.settings.get(name) for name in ALIKE[:2]] == ours]
     timed = figure.name == "tokens_per_s"
-    exact = [timed and same_routing(first, each) for each in others]
-    rows = [each.requests() for each in others]
+    exact = [timed and same_routing(first, other) for other in others]
+    rows = [other.requests() for other in others]
     found = against(first.requests(), rows, figure.name, picked=True, exact=exact)
     found = [
         by_count(compare(first.rows(), each.rows(), figure.name), figure.name) if counts and first.synthetic else made
@@ -404,8 +404,8 @@ def by_condition(figure: Figure, entries: Sequence[Entry]) -> list[Condition]:
 
 def _conditions_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the conditions that vary; a trace is called by its model where each model has one."""
-    found = {name: {str(each.get(name)) for each in settings} for name in CONDITIONS}
-    pairs = {(str(each.get("model")), str(each.get("trace"))) for each in settings}
+    found = {name: {str(setting.get(name)) for setting in settings} for name in CONDITIONS}
+    pairs = {(str(setting.get("model")), str(setting.get("trace"))) for setting in settings}
     alike = len(pairs) == len(found["model"])
     return [name for name, values in found.items() if len(values) > 1 and not (name == "trace" and alike)]
 
@@ -438,7 +438,7 @@ def _bounds(figure: Figure, foreseeing: Sequence[Entry], names: Sequence[str]) -
 
 
 def _sets(conditions: Sequence[Condition], names: Sequence[str]) -> str:
-    shown = sorted({name_of_set(each.found.best, set_names(names)) for each in conditions})
+    shown = sorted({name_of_set(condition.found.best, set_names(names)) for condition in conditions})
     return "; ".join(shown[:MOST_NAMED]) + (f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else "")
 
 
@@ -449,7 +449,7 @@ def _ends(figure: Figure, conditions: Sequence[Condition]) -> str:
 
 def _at_each(figure: Figure, conditions: Sequence[Condition], names: Sequence[str]) -> tuple[list[str], list[Verdict]]:
     """Say where each set of policies wins and how significant its leads are."""
-    contested = [each for each in conditions if each.found.second is not None]
+    contested = [condition for condition in conditions if condition.found.second is not None]
     if not contested:
         return [f"{figure.title}: {_ends(figure, conditions)} ({_sets(conditions, names)})"], []
     wins: dict[str, list[int]] = {}
@@ -457,12 +457,12 @@ def _at_each(figure: Figure, conditions: Sequence[Condition], names: Sequence[st
         winners = [name_of_set(entry, set_names(names)) for entry in each.found.tied[:MOST_NAMED]]
         wins.setdefault(" = ".join(winners), []).append(at)
     order = sorted(wins, key=lambda name: (-len(wins[name]), wins[name][0]))
-    labels = [each.label for each in conditions]
+    labels = [condition.label for condition in conditions]
     winners = [f"{name} at {_places(wins[name], labels)}" for name in order[:MOST_NAMED]]
     more = sum(len(wins[name]) for name in order[MOST_NAMED:])
     winners += [f"other sets at {more} of {len(conditions)}"] if more else []
     few = [each.found for each in contested if _has_too_few(each.found)]
-    varying = _conditions_of([each.found.best.settings for each in conditions])
+    varying = _conditions_of([condition.found.best.settings for condition in conditions])
     *others, last = (WORDS.get(name, name) for name in varying or ["capacity"])
     every = f"{', '.join(others)} and {last}" if others else last
     head = f"{figure.best} at each {every}, {_ends(figure, conditions)}"
@@ -485,7 +485,8 @@ def _leads(figure: Figure, conditions: Sequence[Condition], names: Sequence[str]
     Every condition is counted once, out of all: significant or not, counted by request, without an interval, a tie or
     without a second.
     """
-    known = [(each, lead) for each in conditions if len(each.found.tied) == 1 and (lead := each.found.lead)]
+    single = [condition for condition in conditions if len(condition.found.tied) == 1]
+    known = [(condition, lead) for condition in single if (lead := condition.found.lead)]
     if not known:
         return []
     seconds = Counter[str]()
@@ -502,7 +503,7 @@ def _leads(figure: Figure, conditions: Sequence[Condition], names: Sequence[str]
     if len(known) == 1:
         only, lead = known[0]
         return [f"  at {only.label} {more[0][1]} more than {name} (second; {certainty(only.found, lead)})"]
-    labels = [each.label for each in conditions]
+    labels = [condition.label for condition in conditions]
     usual = f"the second, most often {name} ({often} of {len(labels)})" if 2 * often >= len(known) else "the second"
     head = f"  {between(more[0][1], more[-1][1])} more than {f'{name} (second)' if often == len(known) else usual}"
     groups: dict[str, list[int]] = {}

@@ -110,7 +110,7 @@ def _bands(frame: pl.DataFrame) -> list[str]:
     of = frame.select(pl.col("about").struct.field("band"), pl.col("config").struct.field("platform"))
     if len(bands) == 1 and not of["band"].null_count():
         return bands
-    return [f"{', '.join(sorted(set(of.filter(band=each)['platform'])))} {each}" for each in bands]
+    return [f"{', '.join(sorted(set(of.filter(band=band)['platform'])))} {band}" for band in bands]
 
 
 def _texts(frame: pl.DataFrame, fact: str) -> list[str]:

@@ -100,7 +100,7 @@ def percentile(values: Sequence[int | Fraction], percent: int) -> int | Fraction
 
 def slowest(many: int, percents: Sequence[int] = PERCENTILES, stop: str = "") -> str:
     """Return which percentiles of so many requests are the slowest one's, in words; empty if none is."""
-    last = [f"p{each}" for each in percents if each * many > 100 * (many - 1)]
+    last = [f"p{percent}" for percent in percents if percent * many > 100 * (many - 1)]
     return f"{' and '.join(last)} of {counted(many, 'request')}: the slowest one{stop}" if last else ""
 
 

@@ -130,10 +130,10 @@ SETTINGS = (
         listed=False,
     ),
 )
-NAMES = tuple(each.name for each in SETTINGS)
+NAMES = tuple(setting.name for setting in SETTINGS)
 OF_A_FILE = "@[0-9a-f]+"  #: follows the name of a user policy: the version of its file
 POLICIES = tuple(name for name in NAMES if name in KINDS)  #: in the order of options and headings
-LISTED = tuple(each.name for each in SETTINGS if each.listed)
+LISTED = tuple(setting.name for setting in SETTINGS if setting.listed)
 #: Settings that have no effect where every expert is resident.
 OF_CACHE = (*KINDS, "capacity", "scope", "warm", "profile")
 #: Settings that a curve of misses depends on, in the order of its columns.
@@ -154,7 +154,7 @@ def bare_names(spelled: Collection[str]) -> dict[str, str]:
 
 def setting_kinds() -> dict[str, str]:
     """Return the storage type of each setting, in the order of the columns of results."""
-    kinds = {each.name: each.kind for each in SETTINGS}
+    kinds = {setting.name: setting.kind for setting in SETTINGS}
     return {name: kinds[name] for name in (*KINDS, *NAMES)}
 
 
@@ -163,12 +163,15 @@ def older() -> dict[str, str | int | tuple[()]]:
 
     At its default such a setting is not part of a configuration's identity, so that stored results stay valid.
     """
-    return {each.name: each.default for each in SETTINGS if each.added}
+    return {setting.name: setting.default for setting in SETTINGS if setting.added}
 
 
 def markdown() -> str:
     """Return the Markdown table of settings in docs/settings.md."""
-    rows = [f"| `{each.name}` | {_shown(each.default)} | {each.help} | {_listed(each)} |" for each in SETTINGS]
+    rows = [
+        f"| `{setting.name}` | {_shown(setting.default)} | {setting.help} | {_listed(setting)} |"
+        for setting in SETTINGS
+    ]
     return "\n".join(["| setting | default | meaning | in `replay` |", "|---|---|---|---|", *rows])
 
 
@@ -194,12 +197,12 @@ def repeat_command(config: Mapping[str, Any], trace: str, policy_files: Sequence
     policies are named without the hash of their file.
     """
     words = ["moereplay", "replay", trace]
-    for each in SETTINGS:
-        value = config.get(each.name)
-        if value is not None and _plain(value) != _plain(each.default):
+    for setting in SETTINGS:
+        value = config.get(setting.name)
+        if value is not None and _plain(value) != _plain(setting.default):
             words += [
-                f"--{each.name.replace('_', '-')}",
-                f"{lists_at}{each.name}.json" if each.name in LISTS else _typed(each.name, value),
+                f"--{setting.name.replace('_', '-')}",
+                f"{lists_at}{setting.name}.json" if setting.name in LISTS else _typed(setting.name, value),
             ]
     return shlex.join([*words, *(word for path in policy_files for word in ("--policy-file", path))])
 

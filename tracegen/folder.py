@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-import struct
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moereplay.tracegen.errors import RecordError, require
+from moereplay.traces.checkpoints.found import INDEX, header_length, shards_of
+from moereplay.traces.checkpoints.found import WEIGHTS as WHOLE
 from moereplay.traces.documents import DocumentError, content, from_json, refuse_irregular
 from moereplay.traces.files import digest_of
 from moereplay.traces.geometry import KnownModel, by_spelling
@@ -32,7 +33,6 @@ TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken", "tekken.json
 WHOLE_HASH_BYTES = 8 * 2**30  #: a checkpoint above this is hashed by samples: reading it all would double loading
 SAMPLES, SAMPLE_BYTES = 256, 2**16
 MOST_JSON = 1 << 26  #: bytes: an index of a trillion parameters takes ten million, a tokenizer as much
-HEADER_LIMIT = 100 * 2**20  #: the safetensors format's own
 
 
 class Folder(NamedTuple):
@@ -165,25 +165,19 @@ def weight_files(folder: Folder) -> list[Path]:
 
     Raises RecordError naming a file that is missing or cut short, or if there are only other formats.
     """
-    index = folder.path / "model.safetensors.index.json"
-    if index.exists():
-        files = [folder.path / name for name in _shards(index, folder.name)]
-    else:
-        files = [folder.path / "model.safetensors"]
+    names = [WHOLE]
+    if (index := folder.path / INDEX).exists():
+        try:
+            names = shards_of(_json(index, folder.name), folder.name)
+        except TraceError as wrong:
+            raise RecordError(str(wrong)) from None
+    files = [folder.path / name for name in names]
     missing = [path.name for path in files if not path.exists()]
     if missing:
         raise RecordError(_missing(folder, missing, len(files)))
     for path in files:
         _check_whole(path, folder.name)
     return files
-
-
-def _shards(index: Path, name: str) -> list[str]:
-    placed = _json(index, name).get("weight_map")
-    shards = sorted({str(shard) for shard in placed.values()}) if isinstance(placed, dict) else []
-    if not shards or any(Path(shard).name != shard for shard in shards):
-        raise RecordError(f"{name}: {index.name} does not say which file holds which weight; download it again")
-    return shards
 
 
 def _missing(folder: Folder, missing: list[str], of: int) -> str:
@@ -210,13 +204,12 @@ def _check_whole(path: Path, name: str) -> None:
 
 
 def _header_bytes(path: Path, name: str) -> int:
-    """Return the length of a safetensors header, which its first 8 bytes give."""
-    with path.open("rb") as file:
-        first = file.read(8)
-    length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
-    if not 2 <= length <= min(HEADER_LIMIT, path.stat().st_size - 8):
-        raise RecordError(f"{name}: {path.name} is cut short, or not a safetensors file; download it again")
-    return length
+    """Return the length of a safetensors header. Raises RecordError."""
+    try:
+        with path.open("rb") as file:
+            return header_length(file, path.stat().st_size, f"{name}: {path.name}")
+    except TraceError as wrong:
+        raise RecordError(str(wrong)) from None
 
 
 def fingerprint(files: list[Path], header_bytes: Callable[[Path], int] | None = None) -> str:

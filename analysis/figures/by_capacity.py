@@ -312,7 +312,7 @@ def _counted_at(curves: pl.DataFrame) -> str:
 def dots_of(curves: pl.DataFrame) -> str:
     """Return the sentence on a bound's dots; empty if no curve has any."""
     many = curves.group_by("policy", "identity").len()
-    return DOTS if any(_is_dotted(*each) for each in many.select("policy", "len").iter_rows()) else ""
+    return DOTS if any(_is_dotted(*row) for row in many.select("policy", "len").iter_rows()) else ""
 
 
 def curve_series(curves: pl.DataFrame, most: int = 0) -> list[Series]:

@@ -203,7 +203,7 @@ class Chart:
 
 def highest(panels: Sequence[Panel]) -> float:
     """Return the largest value of series, intervals included; 0 without any."""
-    points = [point for panel in panels for each in panel.series for point in each.points]
+    points = [point for panel in panels for line in panel.series for point in line.points]
     return max((end for point in points for end in (point.y, point.high) if end is not None), default=0.0)
 
 
@@ -231,7 +231,7 @@ def _is_close(one: Line, other: Line, within: float) -> bool:
 
 def places(series: Sequence[Series]) -> dict[str, Line]:
     """Return the points of measured lines, for `coinciding`."""
-    return {each.name: [point[:2] for point in each.points] for each in series if each.measured and each.name}
+    return {line.name: [point[:2] for point in line.points] for line in series if line.measured and line.name}
 
 
 FAR = 5  #: times the highest value of a panel: above it, panels do not share a scale
@@ -262,11 +262,11 @@ def rows_of(chart: Chart) -> list[Row]:
 
 
 def _rows(panel: Panel) -> Iterator[Row]:
-    for each in panel.series:
-        for point in each.points if each.name else ():
+    for line in panel.series:
+        for point in line.points if line.name else ():
             if point.y is not None:
                 ends = {"low": point.low, "high": point.high}
-                yield {"name": each.name, "x": _number(point.x), "y": _number(point.y), **ends}
+                yield {"name": line.name, "x": _number(point.x), "y": _number(point.y), **ends}
     for rule in panel.rules:
         if rule.name:
             yield {"name": rule.name, ("x" if rule.upright else "y"): _number(rule.at)}

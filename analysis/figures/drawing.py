@@ -389,7 +389,7 @@ def _ticks(axes: Axes, axis: Axis, ends: tuple[float, float]) -> None:
         kept = more if _apart(more, scale, words.__getitem__, inches, ends) == more else kept
     axes.set_xticks(kept)
     axes.minorticks_off()
-    axes.set_xticks([each for each in places if each not in kept], minor=True)
+    axes.set_xticks([place for place in places if place not in kept], minor=True)
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.get(value, "")))
 

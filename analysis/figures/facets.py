@@ -11,14 +11,14 @@ import polars as pl
 from moereplay.analysis.checks import caption, ringed
 from moereplay.analysis.comparisons import FEW, shares_passes
 from moereplay.analysis.figures.chart import NO_BREAK, Point, Series, is_narrow
-from moereplay.analysis.metrics import HIGH, LOW, rows_of
+from moereplay.analysis.metrics import DEFAULTS, HIGH, LOW, rows_of
 from moereplay.analysis.palette import Look
 from moereplay.analysis.tables import DIGITS
 from moereplay.results.counters import PHASES
 from moereplay.results.errors import ResultError
 from moereplay.results.read import fields, layers
 from moereplay.results.remarks import bracketed, one_label, synthetic_of
-from moereplay.results.settings import POLICIES, SETTINGS, bare_names
+from moereplay.results.settings import POLICIES, bare_names
 from moereplay.traces.passes import prompts_by_token
 
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels on a page
@@ -27,7 +27,7 @@ NARROW_PANELS = 3  #: capacities on a narrow page, stacked
 SHARED = ("model", "trace", "platform", "contract", "scope", "capacity", "prefetch", "miss", "routing", "passes")
 #: Defaults that the subtitle leaves out.
 OMITTED_AT = {
-    each.name: "" if each.default == () else each.default for each in SETTINGS if each.name not in (*SHARED, "eviction")
+    name: "" if default == () else default for name, default in DEFAULTS.items() if name not in (*SHARED, "eviction")
 }
 
 

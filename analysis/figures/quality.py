@@ -208,8 +208,8 @@ def parameter(configs: Sequence[Mapping[str, object]]) -> str | None:
     if len(varying) != 1 or varying[0] not in POLICIES:
         return None
     numbers = [_numbers(str(config[varying[0]])) for config in configs]
-    names = [name for name in numbers[0] if all(name in each for each in numbers)]
-    different = [name for name in names if len({each[name] for each in numbers}) > 1]
+    names = [name for name in numbers[0] if all(name in number for number in numbers)]
+    different = [name for name in names if len({number[name] for number in numbers}) > 1]
     return f"{varying[0]}:{different[0]}" if len(different) == 1 else None
 
 
@@ -254,7 +254,7 @@ def quality_forecast(frame: pl.DataFrame, measure: str) -> Chart:
     Raises ResultError if no task does.
     """
     made = _first(frame, measure)
-    drawn = looks({each.policy for each in made.points})
+    drawn = looks({point.policy for point in made.points})
     axis = {"scale": "symlog", "linear_within": made.fit.noise}
     return Chart(
         title="Live loss against its forecast",

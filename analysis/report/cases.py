@@ -81,7 +81,7 @@ class Case:
         """Place of every configuration by identity, from the first verdict at its capacity."""
         groups = {identity(entry): BOUND if entry.foresees else UNSURE for entry in self.entries}
         best = BEST if len(self.usable) > 1 else ALONE
-        for first in [each.found for each in self.conditions] or self.verdicts[:1]:
+        for first in [condition.found for condition in self.conditions] or self.verdicts[:1]:
             for rival in first.rivals:
                 if rival.beside.tested or rival.exact:
                     groups[identity(rival.entry)] = BEHIND if rival.beside.answer == YES else ALIKE

@@ -63,7 +63,7 @@ def series_looks(case: Case, runs: Sequence[Run]) -> dict[str, Look]:
     drawn = {run["series"]: run for run in reversed(runs) if run["series"] in names}
     evictions = looks(str(run["config"]["eviction"]) for run in drawn.values())
     others = {
-        name: str([run["config"].get(each) for each in case.lines if each != "eviction"]) for name, run in drawn.items()
+        name: str([run["config"].get(line) for line in case.lines if line != "eviction"]) for name, run in drawn.items()
     }
     order = list(dict.fromkeys(others[name] for name in sorted(names)))
     found = {}
@@ -113,9 +113,9 @@ def _with_bounds(figure: Figure, runs: Sequence[Run], curves: pl.DataFrame) -> F
     metrics = ("belady_hit_rate", "compulsory_limit")
     schema: dict[str, Any] = dict.fromkeys(("percent", *metrics), pl.Float64)
     rows = [(percent(run), *(run["figures"][metric] for metric in metrics)) for run in runs]
-    thin = [replace(each, look=replace(each.look, dash=THIN)) for each in curve_series(curves, MOST_POINTS)]
+    thin = [replace(line, look=replace(line.look, dash=THIN)) for line in curve_series(curves, MOST_POINTS)]
     names = {each.name for each in thin}
-    found = [each for each in bounds(pl.DataFrame(rows, schema=schema, orient="row")) if each.name not in names]
+    found = [bound for bound in bounds(pl.DataFrame(rows, schema=schema, orient="row")) if bound.name not in names]
     return replace(figure, chart=replace(figure.chart, panels=[[Panel([*figure.panel.series, *found, *thin])]]))
 
 
@@ -131,7 +131,7 @@ def _curves_alone(at: int, shared: Mapping[str, Any], rows: pl.DataFrame) -> Fig
     note = f"{words}. Every whole number of experts, counted in one pass over the demand; nothing is prefetched."
     note = f"{note} {dots_of(rows)}".rstrip()
     series = curve_series(rows, MOST_POINTS)
-    x = replace(_capacities([point.x for each in series for point in each.points]), ticks=())
+    x = replace(_capacities([point.x for line in series for point in line.points]), ticks=())
     y = Axis("hit rate", "share", zero=True)
     return Figure(f"curves-{at}", Chart("Hit rate at every capacity", note=note, x=x, y=y, panels=[[Panel(series)]]))
 

@@ -81,7 +81,7 @@ def page(material: Material) -> str:
             if any(run["figures"][name] is not None for run in made.data["runs"])
         },
         data_json=as_json(made.data),
-        drawings=as_json({each.name: _drawing(each) for panel in made.panels for each in panel.figures}),
+        drawings=as_json({figure.name: _drawing(figure) for panel in made.panels for figure in panel.figures}),
         first=FIRST,
         policy=POLICY.format(" ".join(_hash(text) for text in scripts.values())),
         scripts=scripts,
@@ -188,7 +188,7 @@ def contents(material: Material) -> Contents:
             for panel in panels
             for sentence in panel.answer
         ],
-        "budgets": [each._asdict() | {"case": at} for at, case in enumerate(found) for each in budgets(case)],
+        "budgets": [budget._asdict() | {"case": at} for at, case in enumerate(found) for budget in budgets(case)],
         "best": best and _best(best, every),
         "interval": best and interval(best.best, best.figure.name),
         "runs": every,
@@ -226,7 +226,7 @@ def _best(found: Verdict, every: Sequence[Run]) -> dict[str, Any]:
 # -- The question that results answer, and the answer in the sentences of the tables (`analysis/verdict.py`)
 
 
-MEANINGS = {each.name: each.help.partition(":")[0].rstrip(".") for each in SETTINGS} | {
+MEANINGS = {setting.name: setting.help.partition(":")[0].rstrip(".") for setting in SETTINGS} | {
     "model": "The model of the trace",
     "trace": "The recorded routing, by its digest",
     "policy": "The eviction policy of a curve",
@@ -270,7 +270,7 @@ class Budget(NamedTuple):
 
 def budgets(case: Case) -> list[Budget]:
     """Return the best set at each capacity by the first figure; none with one capacity, or one set at each."""
-    return [_budget(case, each) for each in case.conditions]
+    return [_budget(case, condition) for condition in case.conditions]
 
 
 def _budget(case: Case, each: Condition) -> Budget:
@@ -293,8 +293,8 @@ def _budget(case: Case, each: Condition) -> Budget:
 
 def brief(cases: Sequence[Case]) -> Verdict | None:
     """Return the fastest of all cases, or the one with most hits where nothing decodes."""
-    firsts = [each.verdicts[0] for each in cases if each.verdicts]
-    fastest = [each for each in firsts if each.figure.name == "tokens_per_s"] or firsts
+    firsts = [case.verdicts[0] for case in cases if case.verdicts]
+    fastest = [first for first in firsts if first.figure.name == "tokens_per_s"] or firsts
     return max(fastest, key=lambda each: each.value, default=None)
 
 
@@ -390,7 +390,7 @@ def cautions(
         *_samples(cases),
         *([" ".join(line.strip() for line in lines)] if lines else []),
         *material.remarks,
-        *caution_lines([dict(each) for each in traces]),
+        *caution_lines([dict(trace) for trace in traces]),
         *([] if material.frame.is_empty() else of_checks(material.checks, candidates_of(material.frame))),
     ]
     return list(dict.fromkeys(said))
@@ -401,7 +401,7 @@ def _synthetic(material: Material) -> list[str]:
     if not material.frame.is_empty():
         return routing_of(material.frame)
     models = material.curves["model"].unique().to_list()
-    known = [synthetic(each.trace.header.provenance) for each in material.sources.values() if each.trace]
+    known = [synthetic(source.trace.header.provenance) for source in material.sources.values() if source.trace]
     return assumptions(known) or assumptions(map(named_synthetic, models))
 
 
@@ -466,7 +466,7 @@ def _trace_of(digest: str, source: Source) -> dict[str, Any]:
             | {f"recall +{depth}": share for depth, share in layer.recall.items()}
             for at, layer in enumerate(found.layers)
         ],
-        "findings": [{"level": each.level, "check": each.check, "text": each.text} for each in findings],
+        "findings": [{"level": finding.level, "check": finding.check, "text": finding.text} for finding in findings],
         "complete": source.trace.complete,
     }
 

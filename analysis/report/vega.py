@@ -78,13 +78,13 @@ class Figure:
         return self._documents(measured=False)
 
     def _documents(self, measured: bool) -> list[Spec]:
-        series = [each for each in self.panel.series if each.measured is measured]
-        return [_document(each, point) for each in series for point in each.points if point.y is not None]
+        series = [line for line in self.panel.series if line.measured is measured]
+        return [_document(line, point) for line in series for point in line.points if point.y is not None]
 
     @property
     def legend(self) -> list[Spec]:
         """Name, colour, dash and marker path of the lines; bars are named at the axis."""
-        shown = [each for each in self.panel.series if not (self.as_bars and each.measured)]
+        shown = [line for line in self.panel.series if not (self.as_bars and line.measured)]
         return [
             {"name": each.name, "colour": each.look.colour, "dash": _dash(each), "marker": _path(each)}
             for each in shown
@@ -124,7 +124,7 @@ def _line_layers(figure: Figure) -> list[Spec]:
     """Return the layers from the back to the front; the last one zooms."""
     points, lines = figure.points, figure.lines
     layers = [_layer(lines, _line(1.5), _encoding(figure, "strokeDash"))] if lines else []
-    ended = [each for each in points if "low" in each]
+    ended = [point for point in points if "low" in point]
     if ended:
         bar = {"type": "errorbar", "ticks": {"width": 7}, "rule": {"aria": False}, "thickness": 2, "opacity": 0.8}
         ends = {"y": _channel("low", figure.chart.y), "y2": {"field": "high"}}
@@ -166,18 +166,18 @@ def _scaled(figure: Figure, name: str) -> Spec:
     """Return a channel on which each series has its own value; the legend is the page's."""
     series = figure.panel.series
     values = {
-        "color": [each.look.colour for each in series],
-        "strokeDash": [_dash(each) or [1, 0] for each in series],
-        "shape": [_path(each) or "circle" for each in series],
+        "color": [line.look.colour for line in series],
+        "strokeDash": [_dash(line) or [1, 0] for line in series],
+        "shape": [_path(line) or "circle" for line in series],
     }[name]
-    scale = {"domain": [each.name for each in series], "range": values}
+    scale = {"domain": [line.name for line in series], "range": values}
     return {"field": "series", "type": "nominal", "scale": scale, "legend": None}
 
 
 def _bar_layers(figure: Figure) -> list[Spec]:
     """Return the layers from the back to the front."""
     points, lines, along = figure.points, figure.lines, figure.chart.y
-    names = [each.name for each in figure.panel.series if each.measured]
+    names = [line.name for line in figure.panel.series if line.measured]
     axis = {"title": None, "labelLimit": LONGEST_NAME, "grid": False, "ticks": False}
     rows = {"field": "series", "type": "nominal", "sort": names, "scale": {"domain": names}, "axis": axis}
     placed = {"x": _channel("y", along) | {"stack": None}, "y": rows}
@@ -187,11 +187,11 @@ def _bar_layers(figure: Figure) -> list[Spec]:
     if lines:
         encoding = {"x": _channel("y", along)} | {name: _scaled(figure, name) for name in ("color", "strokeDash")}
         layers.append(_layer(lines, {"type": "rule", "strokeWidth": 1.5}, encoding))
-    ended = [each for each in points if "low" in each]
+    ended = [point for point in points if "low" in point]
     if ended:
         mark = {"type": "errorbar", "ticks": {"height": 7}, "rule": {"aria": False}, "thickness": 1.5, "color": INK}
         layers.append(_layer(ended, mark, placed | {"x": _channel("low", along), "x2": {"field": "high"}}))
-    ends = [each | {"end": each.get("high", each["y"])} for each in points]
+    ends = [point | {"end": point.get("high", point["y"])} for point in points]
     text = {"field": "y", "type": "quantitative", "format": LABELS[along.format]}
     mark = {"type": "text", "align": "left", "dx": 6, "fontSize": 12, "fill": INK}
     encoding = placed | {"x": _channel("end", along), "text": text}
@@ -218,7 +218,7 @@ def _channel(field: str, axis: Axis) -> Spec:
 
 # Markers
 
-UNKNOWN_STARS = [each for each in UNKNOWN_MARKERS if not isinstance(each, str)]
+UNKNOWN_STARS = [marker for marker in UNKNOWN_MARKERS if not isinstance(marker, str)]
 
 CIRCLE = "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0Z"
 PLUS = "M-.35,-1L.35,-1L.35,-.35L1,-.35L1,.35L.35,.35L.35,1L-.35,1L-.35,.35L-1,.35L-1,-.35L-.35,-.35Z"

@@ -14,7 +14,7 @@ from pathlib import Path
 from ruff import find_ruff_bin
 
 from moereplay import commands, policies
-from moereplay.traces import exporters, importers
+from moereplay.traces import exporters, importers, profiles
 from tests.kit.every import every
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,7 +179,7 @@ def test_nothing_at_the_top_of_a_file_is_dead():
     mentioned = {name for path in SOURCES for name in mentions(nodes(path))}
     mentioned |= {name for path in users for name in mentions(ast.walk(ast.parse(path.read_text("utf-8"))))}
     mentioned |= {
-        name.upper() for name in (*importers.BUILT_IN, *importers.CATCH_ALLS, *exporters.NAMES)
+        name.upper() for name in (*importers.BUILT_IN, *importers.CATCH_ALLS, *exporters.NAMES, *profiles.NAMES)
     }  # found by the format's name
     dead = {(path.name, name) for path in SOURCES for name in defined(parsed(path))}
     assert {(file, name) for file, name in dead if name not in mentioned and not name.startswith("__")} == set()

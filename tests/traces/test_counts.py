@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from moereplay.traces.profiles import NAMES, contract
-from moereplay.traces.profiles.coli_usage import ENGINES, hash_of
 from moereplay.traces.profiles.contract import ranked
+from moereplay.traces.profiles.texts import ENGINES, hash_of
 from moereplay.traces.schema import TraceError
 from tests.kit import importer_samples
 from tests.kit.collecting import case

@@ -10,7 +10,7 @@ import pytest
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers import sources
 from moereplay.traces.importers.contract import Options
-from moereplay.traces.profiles import count_table
+from moereplay.traces.profiles.texts import read_count_table
 from moereplay.traces.schema import TraceError
 from tests.kit.collecting import case
 from tests.kit.importer_formulas import SAMPLES
@@ -112,6 +112,6 @@ def test_counts_of_ranks_name_the_rank_that_is_missing(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         (tmp_path / f"rank{rank}.csv").write_text("layer,expert,count\n0,1,5\n")
     (tmp_path / "rank2.csv.tmp").touch()
-    notes = count_table.read(tmp_path).notes
+    notes = read_count_table(tmp_path).notes
     assert any("no file 2 of " in note for note in notes)
     assert "not read: rank2.csv.tmp" in notes

@@ -295,7 +295,7 @@ def test_a_pickle_cannot_change_what_it_may_call(tmp_path: Path) -> None:
 
 
 def test_more_opcodes_than_a_recording_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moereplay.traces.importers.torch_pickle.MOST_STEPS", 1000)
+    monkeypatch.setattr("moereplay.traces.importers.torch_file.MOST_STEPS", 1000)
     assert "more than 1,000 opcodes" in refusal(archive(tmp_path / "a.pt", b"]" * 5000))
 
 

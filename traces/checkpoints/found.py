@@ -31,7 +31,7 @@ from moereplay.traces.texts import size
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-MOST_HEADER = 1 << 28  #: most bytes of a safetensors header
+MOST_HEADER = 100 << 20  #: bytes of a safetensors header, the format's own limit
 MOST_FILES = 2_000
 CONTEXT = 4_096  #: positions of the KV cache in `explained`
 
@@ -106,7 +106,7 @@ def _of_folder(folder: Path) -> KnownModel:
     numbers = numbers_of(_document(folder / CONFIG), str(folder), str(folder))
     model = known_of(numbers, folder.resolve().name)
     if (folder / INDEX).is_file():
-        names = _shards(_document(folder / INDEX), str(folder))
+        names = shards_of(_document(folder / INDEX), str(folder))
     else:
         names = sorted(file.name for file in folder.glob("*.safetensors"))
     files = [folder / name for name in names]
@@ -120,12 +120,12 @@ def _of_folder(folder: Path) -> KnownModel:
     return with_sizes(model, sizes_of(tensors, str(folder), numbers.layers + numbers.dense_layers), str(folder))
 
 
-def _shards(index: Mapping[str, Any], name: str) -> list[str]:
+def shards_of(index: Mapping[str, Any], name: str) -> list[str]:
     """Return the file names listed in an index of weights. Raises TraceError unless all are plain names."""
     listed = index.get("weight_map")
     files = sorted({str(file) for file in listed.values()}) if isinstance(listed, Mapping) else []
-    if not files or len(files) > MOST_FILES or any("/" in file or file.startswith(".") for file in files):
-        raise TraceError(f"{name}: {INDEX} lists no weight files; it may be damaged: download it again")
+    if not 0 < len(files) <= MOST_FILES or any(Path(file).name != file or file.startswith(".") for file in files):
+        raise TraceError(f"{name}: {INDEX} does not say which file holds which weight; download it again")
     return files
 
 
@@ -148,11 +148,16 @@ def _table(text: bytes, name: str) -> Mapping[str, Any]:
 
 def _safetensors(stream: BinaryIO, size: int, name: str) -> Mapping[str, Any]:
     """Read the header of a safetensors file. Raises TraceError for a truncated or different file."""
+    return _table(stream.read(header_length(stream, size, name)), name)
+
+
+def header_length(stream: BinaryIO, size: int, name: str) -> int:
+    """Return the length of a safetensors header, which the file's first 8 bytes give. Raises TraceError."""
     start = stream.read(8)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 2 <= length <= min(MOST_HEADER, size - 8):
         raise TraceError(f"{name}: not a safetensors file, or truncated; download it again")
-    return _table(stream.read(length), name)
+    return length
 
 
 # -- the hub and other addresses
@@ -186,7 +191,7 @@ def _of_hub(identity: str, network: Network) -> KnownModel:
     numbers = numbers_of(config, identity, source)
     model = known_of(numbers, identity.rpartition("/")[2].lower())
     try:
-        names = _shards(_table(network.document(base + INDEX), f"{identity}/{INDEX}"), identity)
+        names = shards_of(_table(network.document(base + INDEX), f"{identity}/{INDEX}"), identity)
     except MissingError:
         names = [WEIGHTS]
     read = [begun(partial(_remote_tensors, network, base, names[at::AT_ONCE])) for at in range(AT_ONCE)]

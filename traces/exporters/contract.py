@@ -208,7 +208,10 @@ def load(name: str) -> Exporter:
 
 def markdown() -> str:
     """Return the Markdown table of formats in docs/export.md."""
-    rows = [f"| `{each.name}` | {each.summary} | {each.writes} | {options(each)} |" for each in exporters()]
+    rows = [
+        f"| `{exporter.name}` | {exporter.summary} | {exporter.writes} | {options(exporter)} |"
+        for exporter in exporters()
+    ]
     return "\n".join(["| format | what | writes | options |", "|---|---|---|---|", *rows])
 
 

@@ -51,10 +51,15 @@ class Packing(NamedTuple):
     unpack: str  #: command that undoes it
 
 
+def files_in(archive: zipfile.ZipFile) -> list[str]:
+    """Return the names of a zip's files, but for those that macOS adds."""
+    return [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+
+
 def _zip(source: BinaryIO, file: Path) -> Readable:
     """Return the only file of a zip archive. Raises TraceError if there are several."""
     archive = zipfile.ZipFile(source)
-    names = [each for each in archive.namelist() if not each.endswith("/") and not each.startswith("__MACOSX/")]
+    names = files_in(archive)
     if len(names) != 1:
         listed = shown(", ".join(names), 200) or "none"
         archive.close()
@@ -116,15 +121,13 @@ PACKINGS = (
     Packing("zstd", ".zst", ZSTD_FRAME.to_bytes(4, "little"), _zstd, "zstd -d"),
     Packing("zip", ".zip", b"PK\x03\x04", _zip, "unzip"),
 )
-SUFFIXES = tuple(each.suffix for each in PACKINGS)
+SUFFIXES = tuple(packing.suffix for packing in PACKINGS)
 
 
 def packing_of(start: bytes, name: Path) -> Packing | None:
     """Return the packing that a file begins with. A zip counts only by its name too: npz and torch files are zips."""
-    for each in PACKINGS:
-        if start.startswith(each.magic) and (each.suffix != ".zip" or name.suffix == ".zip"):
-            return each
-    return None
+    fitting = (packing for packing in PACKINGS if start.startswith(packing.magic))
+    return next((packing for packing in fitting if packing.suffix != ".zip" or name.suffix == ".zip"), None)
 
 
 def allowance(size: int) -> int:
@@ -260,13 +263,7 @@ def checked_ids(ids: np.ndarray, place: str) -> np.ndarray:
 
 def lone(file: Path) -> np.ndarray:
     """Return the array of an npy file. Raises TraceError if it is damaged, pickled or no array."""
-    with file.open("rb") as stream:
-        _check_header(stream, file.stat().st_size, str(file))
-        stream.seek(0)
-        try:
-            return npy.read_array(stream, allow_pickle=False)
-        except HEADER_DAMAGE as broken:
-            raise TraceError(f"{file} is a broken array ({shown(broken)}); record it again") from broken
+    return _read(lambda: file.open("rb"), file.stat().st_size, str(file))
 
 
 def described(file: Path) -> tuple[tuple[int, ...], str]:
@@ -284,11 +281,7 @@ def array_of(content: bytes, place: str) -> np.ndarray:
 
     Raises TraceError if it is damaged, pickled or no array.
     """
-    _check_header(io.BytesIO(content), len(content), place)
-    try:
-        return npy.read_array(io.BytesIO(content), allow_pickle=False)
-    except HEADER_DAMAGE as broken:
-        raise TraceError(f"{place} is a broken array ({shown(broken)}); record it again") from broken
+    return _read(lambda: io.BytesIO(content), len(content), place)
 
 
 def text(file: Path, name: str) -> str:
@@ -310,23 +303,23 @@ def _array(archive: zipfile.ZipFile, name: str, file: Path) -> np.ndarray:
         raise TraceError(
             f"{file}: {name} expands more than {EXPANSION}-fold; if that is correct, save it with np.savez"
         )
-    with archive.open(member) as stream:
-        _check_header(stream, member.file_size, f"{file}: {name}")
-    with archive.open(member) as stream:
-        try:
-            return npy.read_array(stream, allow_pickle=False)
-        except HEADER_DAMAGE as broken:
-            raise TraceError(f"{file}: {name} is a broken array ({shown(broken)}); record it again") from broken
+    return _read(lambda: archive.open(member), member.file_size, f"{file}: {name}")
 
 
-def _check_header(stream: IO[bytes], size: int, place: str) -> None:
-    """Raises TraceError unless the header of an array describes `size` bytes of plain values, its own among them."""
+def _read(opened: Callable[[], IO[bytes]], size: int, place: str) -> np.ndarray:
+    """Return the array in `size` bytes, after its header was found to describe them. Raises TraceError."""
     try:
-        shape, _, dtype = HEADERS[npy.read_magic(stream)](stream)
+        with opened() as stream:
+            shape, _, dtype = HEADERS[npy.read_magic(stream)](stream)
+            end = stream.tell()
+        if dtype.hasobject:
+            raise TraceError(f"{place} holds pickled objects, which can run code: expected plain arrays")
+        if min(shape, default=0) < 0 or end + math.prod(shape) * dtype.itemsize != size:
+            claim = f"{shown(dtype)}{shown(shape)}"
+            raise TraceError(f"{place} claims to be {claim}, which is not the size of its data; record it again")
+        with opened() as stream:
+            return npy.read_array(stream, allow_pickle=False)
+    except TraceError:
+        raise
     except HEADER_DAMAGE as broken:
         raise TraceError(f"{place} is a broken array ({shown(broken)}); download or record it again") from broken
-    if dtype.hasobject:
-        raise TraceError(f"{place} holds pickled objects, which can run code: expected plain arrays")
-    if min(shape, default=0) < 0 or stream.tell() + math.prod(shape) * dtype.itemsize != size:
-        claim = f"{shown(dtype)}{shown(shape)}"
-        raise TraceError(f"{place} claims to be {claim}, which is not the size of its data; record it again")

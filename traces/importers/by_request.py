@@ -49,31 +49,17 @@ def by_request(pieces: Iterable[Columns], ends: Ends, place: str) -> Iterator[di
     waiting: dict[int, list[Columns]] = {}
     due, read = sorted(ends.last, reverse=True), 0
     for columns in pieces:
-        for number, part in _parts(columns):
-            waiting.setdefault(number, []).append(part)
+        for number, rows in _rows_of_each(columns[REQUEST]):
+            part = columns if isinstance(rows, slice) else {name: values[rows] for name, values in columns.items()}
+            waiting.setdefault(number, []).append(part)  # a copy, so that none keeps the others in memory
         read += len(columns[REQUEST])
         while due and ends.last[due[-1]] < read:
-            yield _joined(waiting.pop(due.pop(), None), place)
+            parts = waiting.pop(due.pop(), [])
+            if not parts or any(part.keys() != parts[0].keys() for part in parts):
+                raise TraceError(f"{place}: {CHANGED}")
+            yield joined(parts)
     if due or waiting or read != ends.rows:
         raise TraceError(f"{place}: {CHANGED}")
-
-
-def _parts(columns: Columns) -> Iterator[tuple[int, Columns]]:
-    """Yield the rows of each request, in the order of the rows; copies, so that none keeps the others in memory."""
-    request = columns[REQUEST]
-    if (request == request[0]).all():
-        yield int(request[0]), columns
-        return
-    order = np.argsort(request, kind="stable")
-    numbers, starts = np.unique(request[order], return_index=True)
-    for number, rows in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
-        yield number, {name: values[rows] for name, values in columns.items()}
-
-
-def _joined(parts: list[Columns] | None, place: str) -> dict[str, np.ndarray]:
-    if not parts or any(part.keys() != parts[0].keys() for part in parts):
-        raise TraceError(f"{place}: {CHANGED}")
-    return joined(parts)
 
 
 def joined(parts: list[Columns]) -> dict[str, np.ndarray]:
@@ -182,12 +168,9 @@ def renumbering(numbers: np.ndarray) -> list[str]:
         raise TraceError(f"{count:,} layers: expected at most {MOST_LAYERS:,}; the layer may be in another column")
     if numbers[-1] == count - 1:
         return []
-    listed = f"{numbers[0]}..{numbers[-1]}" if numbers[-1] - numbers[0] == count - 1 else _listed(numbers)
+    listed = ", ".join(map(str, numbers[:4].tolist())) + (f", ... {numbers[-1]}" if count > 4 else "")
+    listed = f"{numbers[0]}..{numbers[-1]}" if numbers[-1] - numbers[0] == count - 1 else listed
     return [f"layers {listed} of the file are MoE layers 0..{count - 1}"]
-
-
-def _listed(numbers: np.ndarray) -> str:
-    return ", ".join(map(str, numbers[:4].tolist())) + (f", ... {numbers[-1]}" if len(numbers) > 4 else "")
 
 
 class Restarts:
@@ -200,17 +183,15 @@ class Restarts:
     def add(self, token: np.ndarray, stream: np.ndarray) -> np.ndarray:
         """Return how often the token has fallen back before each of the next rows (N,) of the stream."""
         streams, first, row = np.unique(stream, return_index=True, return_inverse=True)
-        before = [self._fallen(each, at) for each, at in zip(streams.tolist(), token[first].tolist(), strict=True)]
+        before = []
+        for number, at in zip(streams.tolist(), token[first].tolist(), strict=True):
+            previous, fallen = self._last.get(number, (at - 1, 0))
+            before.append(fallen + (at <= previous if self._repeats else at < previous))
         request = restarts(token, stream, self._repeats) + np.array(before)[row]
         last = len(stream) - 1 - np.unique(stream[::-1], return_index=True)[1]
         ended = zip(token[last].tolist(), request[last].tolist(), strict=True)
         self._last.update(zip(streams.tolist(), ended, strict=True))
         return request
-
-    def _fallen(self, stream: int, token: int) -> int:
-        """Return restarts of a stream up to its next row, which has this token."""
-        last, fallen = self._last.get(stream, (token - 1, 0))
-        return fallen + (token <= last if self._repeats else token < last)
 
 
 def restarts(token: np.ndarray, stream: np.ndarray, repeats: bool = False) -> np.ndarray:

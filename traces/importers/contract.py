@@ -211,17 +211,22 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     base = options.geometry or shape.stated
     if base is not None:
         _check_agreement(shape, base, options, origin.source)
-    named = _named_bits(base, options, origin)
+    stored = options.weight_format or named_in(origin.model or "") or named_in(origin.source.name) or ""
+    named = BITS_PER_WEIGHT[stored] if stored else None
+    if named and base and int(named) in base.bytes_by_bits:
+        named = int(named)
     sizes = _sizes(shape, base, options, named, origin.source)
-    bits = _bits(shape, base, options, named, sizes) if base else _own_bits(shape, options, named, sizes, origin)
+    bits = _bits(shape, base, options, named, sizes, origin)
     fields: dict[str, object] = base.model_dump() if base else {"router": shape.router or Router()}
     fields |= {"layers": shape.layers, "k": shape.k, "expert_bytes": sizes, "expert_bits": bits or 16}
     fields["experts"] = shape.experts or (base.experts if base else shape.highest_id + 1)
     if options.renumbers:
         fields["experts"] = shape.highest_id + 1
-    stored = options.weight_format or (named_in(origin.model or "") or named_in(origin.source.name) or "")
     fields["weight_format"] = _format(stored, bits, sizes, options, origin) or fields.get("weight_format", "")
-    geometry = _dense(_geometry(fields, origin.source), shape, options, origin, stored)
+    try:
+        geometry = _dense(Geometry.model_validate(fields), shape, options, origin, stored)
+    except ValidationError as wrong:
+        raise TraceError(f"{origin.source}: {first_fault(wrong)}; check the sizes given") from wrong
     beside = sources.notes(origin.source, origin.files, origin.beside)
     told = [*notes, *_size_notes(shape, base, bits, geometry, options), *_text_notes(origin, options), *beside]
     return Header(
@@ -253,15 +258,6 @@ def _check_agreement(shape: Shape, base: Geometry, options: Options, source: Pat
     raise TraceError(f"{source} has {shape}, but {model} has {theirs}; {fix}")
 
 
-def _named_bits(base: Geometry | None, options: Options, origin: Origin) -> float | None:
-    """Return the weight format in the file's or model's name, and the model's bits if they agree with it."""
-    named = options.weight_format or named_in(origin.model or "") or named_in(origin.source.name)
-    if not named:
-        return None
-    bits = BITS_PER_WEIGHT[named]
-    return int(bits) if base and int(bits) in base.bytes_by_bits else bits
-
-
 def _sizes(shape: Shape, base: Geometry | None, options: Options, named: float | None, source: Path) -> tuple[int, ...]:
     given = options.expert_bytes
     if isinstance(given, int):
@@ -271,43 +267,40 @@ def _sizes(shape: Shape, base: Geometry | None, options: Options, named: float |
             f"{source} has {shape.layers} layers, --expert-bytes {len(given)} values: pass one value, or one per layer"
         )
     sizes = given or shape.expert_bytes or (base and base.bytes_at(options.expert_bits or named or base.expert_bits))
-    if sizes is None:
-        known = f"--model NAME (the nearest known is {_nearest(shape)})"
-        raise TraceError(f"{source} has no expert size ({shape}); add {known} or --expert-bytes BYTES")
-    return sizes
-
-
-def _nearest(shape: Shape) -> str:
-    """Name of the known model closest in layers, experts and k."""
+    if sizes is not None:
+        return sizes
     wanted = (shape.layers, shape.experts or shape.highest_id + 1, shape.k)
 
     def distance(name: str) -> float:
         known = known_models()[name].geometry
         return sum(abs(a - b) / b for a, b in zip(wanted, (known.layers, known.experts, known.k), strict=True))
 
-    return min(sorted(known_models()), key=distance)
+    model = f"--model NAME (the nearest known is {min(sorted(known_models()), key=distance)})"
+    raise TraceError(f"{source} has no expert size ({shape}); add {model} or --expert-bytes BYTES")
 
 
 def _bits(
-    shape: Shape, base: Geometry, options: Options, named_bits: float | None, sizes: tuple[int, ...]
+    shape: Shape,
+    base: Geometry | None,
+    options: Options,
+    named_bits: float | None,
+    sizes: tuple[int, ...],
+    origin: Origin,
 ) -> float | None:
-    """Return the precision of `sizes` from the option, the model or its parameter count, or None."""
+    """Return the precision of `sizes` from the option, the model or its parameter count, or None.
+
+    Without --model, bytes that the file states are measured before the format in a name.
+    """
     if options.expert_bits:
         return options.expert_bits
+    if base is None:
+        like = recognised(origin.model or "")
+        agrees = like and like.geometry.layers == shape.layers and shape.experts in (None, like.geometry.experts)
+        return (_per_parameter(sizes, like.geometry) if like and agrees else None) or named_bits
     if options.expert_bytes is None and (shape.expert_bytes is None or shape.stated is not None):
         return shape.stated.expert_bits if shape.stated else named_bits or base.expert_bits
     named = [bits for bits, known in base.bytes_by_bits.items() if known == sizes]
     return named[0] if named else _per_parameter(sizes, base)
-
-
-def _own_bits(
-    shape: Shape, options: Options, named_bits: float | None, sizes: tuple[int, ...], origin: Origin
-) -> float | None:
-    """Return the precision of bytes that the file states, without --model: measured before the format in a name."""
-    like = recognised(origin.model or "")
-    agrees = like and like.geometry.layers == shape.layers and shape.experts in (None, like.geometry.experts)
-    counted = _per_parameter(sizes, like.geometry) if like and agrees else None
-    return options.expert_bits or counted or named_bits
 
 
 def _per_parameter(sizes: tuple[int, ...], known: Geometry) -> float | None:
@@ -316,13 +309,6 @@ def _per_parameter(sizes: tuple[int, ...], known: Geometry) -> float | None:
         return None
     bits = round(sum(sizes) / len(sizes) * 8 / known.expert_params, 3)
     return bits if LEAST_BITS <= bits <= MOST_BITS else None
-
-
-def _geometry(fields: dict[str, object], source: Path) -> Geometry:
-    try:
-        return Geometry.model_validate(fields)
-    except ValidationError as wrong:
-        raise TraceError(f"{source}: {first_fault(wrong)}; check the sizes given") from wrong
 
 
 def _format(stored: str, bits: float | None, sizes: tuple[int, ...], options: Options, origin: Origin) -> str:

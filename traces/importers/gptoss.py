@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,68 +34,50 @@ def read_npz(path: Path, options: Options) -> Foreign:
 
     Return a request per run, weights = probs. Raises TraceError if the arrays or the list of runs disagree.
     """
-    file = _only_archive(path)
+    archives = files_of(path, ".npz")
+    if len(archives) != 1:
+        raise TraceError(f"{path}: {len(archives)} npz files: expected one with {', '.join(sorted(GPTOSS_ARRAYS))}")
+    file = archives[0]
     ids = archive.expert_ids(file, "ids")
     probs, offsets = archive.arrays(file, "probs", "offsets")
-    offsets = _checked(file, ids, probs, offsets)
+    if probs.shape != ids.shape:
+        raise TraceError(f"{file}: probs has shape {probs.shape}: expected that of ids, {ids.shape}")
+    check_values(probs, "weights", f"{file}: probs")
+    fine = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu"
+    fine = fine and offsets.min() == offsets[0] == 0 and offsets.max() == offsets[-1] == len(ids)
+    if not fine or (np.diff(offsets.astype(np.int64)) < 1).any():
+        raise TraceError(f"{file}: offsets do not divide {len(ids)} rows into runs: expected 0 rising to {len(ids)}")
     listing = file.with_suffix(".meta.json")
     files = [file, listing] if listing.exists() else [file]
     if listing.exists():
         _check_listing(file, listing, offsets)
     shape = Shape(ids.shape[1], ids.shape[2], int(ids.max()), router=Router(family="topk_softmax"))
     origin = Origin(GPTOSS_NPZ.name, path, files, decoding="recorded decode steps")
-    return Foreign(header_for(shape, options, origin, [DECODE_ONLY]), _runs_of_arrays(ids, probs, offsets, options))
-
-
-def _only_archive(path: Path) -> Path:
-    files = files_of(path, ".npz")
-    if len(files) != 1:
-        raise TraceError(f"{path}: {len(files)} npz files: expected one with {', '.join(sorted(GPTOSS_ARRAYS))}")
-    return files[0]
-
-
-def _checked(file: Path, ids: np.ndarray, probs: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return the offsets as int64."""
-    if probs.shape != ids.shape:
-        raise TraceError(f"{file}: probs has shape {probs.shape}: expected that of ids, {ids.shape}")
-    check_values(probs, "weights", f"{file}: probs")
-    rows = len(ids)
-    fine = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu"
-    fine = fine and offsets.min() == offsets[0] == 0 and offsets.max() == offsets[-1] == rows
-    if not fine or (np.diff(offsets.astype(np.int64)) < 1).any():
-        raise TraceError(f"{file}: offsets do not divide {rows} rows into runs: expected 0 rising to {rows}")
-    return offsets.astype(np.int64)
+    runs = (
+        Request(ids[start:stop], options.prompt_of(stop - start, 0), weights=probs[start:stop])
+        for start, stop in pairwise(offsets.tolist())
+    )
+    return Foreign(header_for(shape, options, origin, [DECODE_ONLY]), runs)
 
 
 def _check_listing(file: Path, listing: Path, offsets: np.ndarray) -> None:
     runs = read_json(listing)
-    steps = np.diff(offsets).tolist()
+    steps = np.diff(offsets.astype(np.int64)).tolist()
     if not isinstance(runs, list) or len(runs) != len(steps):
         raise TraceError(f"{listing}: expected a list of the {len(steps)} runs of {file.name}")
-    prompts = _prompts(file, len(steps)) if "pos0" in archive.members(file) else [None] * len(steps)
+    stated = {"n_decode_steps": ("number of decode steps", steps)}
+    if "pos0" in archive.members(file):
+        (prompts,) = archive.arrays(file, "pos0")
+        if prompts.shape != (len(steps),) or prompts.dtype.kind not in "iu":
+            kind = f"{prompts.dtype}{prompts.shape}"
+            raise TraceError(f"{file}: invalid pos0 {kind}: expected an integer for each of {len(steps)} runs")
+        stated["n_prompt_tokens"] = ("prompt length", prompts.tolist())
     for index, run in enumerate(runs):
-        if not isinstance(run, dict) or run.get("n_decode_steps", steps[index]) != steps[index]:
-            raise TraceError(
-                f"{listing}: run {index} has another number of decode steps: expected {steps[index]}, as in {file.name}"
-            )
-        if prompts[index] is not None and run.get("n_prompt_tokens", prompts[index]) != prompts[index]:
-            raise TraceError(
-                f"{listing}: run {index} has another prompt length: expected {prompts[index]}, as in {file.name}"
-            )
-
-
-def _prompts(file: Path, runs: int) -> list[int]:
-    (prompts,) = archive.arrays(file, "pos0")
-    if prompts.shape != (runs,) or prompts.dtype.kind not in "iu":
-        raise TraceError(
-            f"{file}: invalid pos0 {prompts.dtype}{prompts.shape}: expected an integer for each of {runs} runs"
-        )
-    return prompts.tolist()
-
-
-def _runs_of_arrays(ids: np.ndarray, probs: np.ndarray, offsets: np.ndarray, options: Options) -> Iterator[Request]:
-    for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        yield Request(ids[start:stop], options.prompt_of(stop - start, 0), weights=probs[start:stop])
+        for key, (what, numbers) in stated.items():
+            if not isinstance(run, dict) or run.get(key, numbers[index]) != numbers[index]:
+                raise TraceError(
+                    f"{listing}: run {index} has another {what}: expected {numbers[index]}, as in {file.name}"
+                )
 
 
 GPTOSS_NPZ = Importer(
@@ -137,13 +118,8 @@ def read_json_runs(path: Path, options: Options) -> Foreign:
     highest = max(int(ids.max()), *(int(_run(file)[0].max()) for file in others), -1)
     shape = Shape(ids.shape[1], ids.shape[2], highest, router=Router(family="topk_softmax"))
     origin = Origin(GPTOSS_JSON.name, path, files, decoding="recorded decode steps")
-    return Foreign(header_for(shape, options, origin, [DECODE_ONLY]), _runs(files, options))
-
-
-def _runs(files: list[Path], options: Options) -> Iterator[Request]:
-    for file in files:
-        ids, probs = _run(file)
-        yield Request(ids, options.prompt_of(len(ids), 0), weights=probs)
+    runs = (Request(ids, options.prompt_of(len(ids), 0), weights=probs) for ids, probs in map(_run, files))
+    return Foreign(header_for(shape, options, origin, [DECODE_ONLY]), runs)
 
 
 def _run(file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -155,21 +131,18 @@ def _run(file: Path) -> tuple[np.ndarray, np.ndarray]:
     positions, ids, probs = [], [], []
     for step, entry in enumerate(entries):
         try:
-            position, layers = _step(entry)
+            ((token, named),) = entry.items()
+            position, layers = int(token.removeprefix("token_")), [named[f"layer_{at}"] for at in range(len(named))]
             ids.append([_numbers(layer["selected_experts"], "chosen") for layer in layers])
             probs.append([_numbers(layer["selected_probs"], "weights") for layer in layers])
         except (KeyError, TypeError, ValueError, AttributeError) as wrong:
             place = f"{file}: router_data[{step}] is not regular ({shown(wrong, 160)})"
             raise TraceError(f"{place}: expected {ENTRY} everywhere") from None
         positions.append(position)
-    _refuse_gaps(file, positions)
+    for step, (before, position) in enumerate(pairwise(positions), 1):
+        if position != before + 1:
+            raise TraceError(f"{file}: router_data[{step}] is token {shown(position)}: expected {shown(before + 1)}")
     return _dense(file, ids, np.int64), _dense(file, probs, np.float32)
-
-
-def _step(entry: dict[str, dict[str, Any]]) -> tuple[int, list[dict[str, list[float]]]]:
-    """Return position of one step, and its layers in order."""
-    ((token, layers),) = entry.items()
-    return int(token.removeprefix("token_")), [layers[f"layer_{layer}"] for layer in range(len(layers))]
 
 
 def _numbers(cells: Any, name: str) -> list[float]:
@@ -178,12 +151,6 @@ def _numbers(cells: Any, name: str) -> list[float]:
         if not fits(cell, VALUES[name]):
             raise ValueError(f"{shown(cell)} is not {VALUES[name].expected}")
     return cells
-
-
-def _refuse_gaps(file: Path, positions: list[int]) -> None:
-    for step, (before, position) in enumerate(pairwise(positions), 1):
-        if position != before + 1:
-            raise TraceError(f"{file}: router_data[{step}] is token {shown(position)}: expected {shown(before + 1)}")
 
 
 def _dense(file: Path, steps: list[list[list[float]]], dtype: type) -> np.ndarray:

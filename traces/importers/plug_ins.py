@@ -130,8 +130,7 @@ def _has_marks(path: Path, row: Contributed) -> bool:
         files = [file for folder in folders for suffix in row.suffixes for file in files_of(folder, suffix)]
         return bool(files) and all(re.fullmatch(row.named, file.stem, re.IGNORECASE) for file in files)
     files = [file for suffix in row.suffixes for file in files_of(path, suffix)]
-    if not row.suffixes and path.is_file():
-        files = [path]
+    files = files or ([path] if not row.suffixes and path.is_file() else [])
     return bool(files) and all(_begins(file, row) for file in files)
 
 

@@ -10,6 +10,7 @@ import csv
 import importlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -68,13 +69,6 @@ def detect(path: Path, warn: Callable[[str], None] = lambda line: None) -> Impor
     raise TraceError(explain(path))
 
 
-def _of_columns(path: Path, options: Options) -> Importer | None:
-    """Return the importer that takes the columns that a user names, if it reads such files."""
-    suffix = suffix_of(path) if (options.columns or options.where) and path.is_file() else None
-    name = COLUMNS if suffix in table.SUFFIXES else "arrays" if suffix in arrays.SUFFIXES else None
-    return load(name) if name else None
-
-
 def markdown(formats: Iterable[str]) -> str:
     """Return the Markdown table of these formats: docs/trace-format.md has the built-in ones, a plug-in has its own."""
     rows = [f"| `{importer.name}` | {importer.summary} | {importer.formats} |" for importer in map(load, formats)]
@@ -89,7 +83,9 @@ def read(
     Raises TraceError.
     """
     refuse_unreadable(path)
-    importer = load(format) if format else _of_columns(path, options) or detect(path, warn)
+    suffix = suffix_of(path) if (options.columns or options.where) and path.is_file() else None
+    of_columns = COLUMNS if suffix in table.SUFFIXES else "arrays" if suffix in arrays.SUFFIXES else None
+    importer = load(format or of_columns or "") if format or of_columns else detect(path, warn)
     if importer.name == PLAIN and format is None and lacks_fields(path):
         raise TraceError(explain(path))
     if options.where and importer.name != COLUMNS:
@@ -135,7 +131,7 @@ def _with(header: Header, experts: int, path: Path, *notes: str) -> Header:
 
 def _local(path: Path, foreign: Foreign, read: Callable[[], Foreign], options: Options) -> Foreign:
     """Renumber each layer's ids from 0 on. Reads the file once more."""
-    least, most = ranges_by_layer(each.chosen for each in foreign.requests)
+    least, most = ranges_by_layer(request.chosen for request in foreign.requests)
     experts = experts_per_layer(least, most, options.geometry.experts if options.geometry else None)
     if experts is None:
         seen = ", ".join(f"{low} to {high}" for low, high in zip(least[:3].tolist(), most[:3].tolist(), strict=True))
@@ -147,9 +143,9 @@ def _local(path: Path, foreign: Foreign, read: Callable[[], Foreign], options: O
     note = f"{ASSUMED}ids count on through the layers (--ids global): {experts} in each, layer 0 from {first[0]} on"
 
     def local() -> Iterator[Request]:
-        for each in read().requests:
-            ids = np.where(each.chosen < 0, -1, each.chosen.astype(np.int64) - first[:, None])
-            yield replace(each, chosen=ids)
+        for request in read().requests:
+            ids = np.where(request.chosen < 0, -1, request.chosen.astype(np.int64) - first[:, None])
+            yield replace(request, chosen=ids)
 
     return Foreign(_with(foreign.header, experts, path, note), local())
 
@@ -165,10 +161,10 @@ def _real(path: Path, foreign: Foreign, read: Callable[[], Foreign], experts: in
             "of the model"
         )
     largest, choices, away = -1, 0, 0
-    for each in foreign.requests:
-        largest = max(largest, int(each.chosen.max(initial=-1)))
-        choices += int((each.chosen >= 0).sum())
-        away += int((each.chosen >= experts).sum())
+    for request in foreign.requests:
+        largest = max(largest, int(request.chosen.max(initial=-1)))
+        choices += int((request.chosen >= 0).sum())
+        away += int((request.chosen >= experts).sum())
     if not away:
         raise TraceError(
             f"{path}: invalid --real-experts {experts}: expected at most {largest}, the largest id; leave it "
@@ -184,16 +180,16 @@ def _real(path: Path, foreign: Foreign, read: Callable[[], Foreign], experts: in
 
 
 def _below(requests: Iterable[Request], experts: int) -> Iterator[Request]:
-    for each in requests:
-        away = (each.chosen >= experts) | (each.chosen < 0)
+    for request in requests:
+        away = (request.chosen >= experts) | (request.chosen < 0)
         order = np.argsort(away, -1, kind="stable")
         away = np.take_along_axis(away, order, -1)
         moved = {
             name: np.where(away, empty, np.take_along_axis(rows, order, -1))
             for name, empty in (("chosen", -1), ("weights", 0), ("residency", -1))
-            if (rows := getattr(each, name)) is not None
+            if (rows := getattr(request, name)) is not None
         }
-        yield replace(each, logits=None, lookahead=(), **moved)
+        yield replace(request, logits=None, lookahead=(), **moved)
 
 
 # ---------------------------------------------------------------- files that no importer reads
@@ -255,20 +251,34 @@ def explain(path: Path) -> str:
     if path.is_dir() and (path / "zarr.json").exists():
         return f"{path}: this folder is a trace already; pass it to `moereplay inspect` or `moereplay replay`"
     if path.is_dir():
-        return f"{path}: no importer recognises this folder of {_folder(path)}; {_first_in(path)}"
+        names = [
+            "folders" if entry.is_dir() else f"*{suffix_of(entry) or entry.name}" for entry in sorted(path.iterdir())
+        ]
+        kinds = shown(", ".join(f"{count} {kind}" for kind, count in list(Counter(names).items())[:8]), 200)
+        return f"{path}: no importer recognises this folder of {kinds}; {_first_in(path)}"
+    return f"{path}: no importer recognises it: {_content(path)}"
+
+
+def _content(path: Path) -> str:
     if path.suffix == ".npz":
-        return f"{path}: no importer recognises it: {_arrays(path)}"
+        listed = shown(", ".join(sorted(archive.members(path))), 200) or "no arrays"
+        fix = "pass the array of ids (tokens, layers, k) with --columns experts=NAME[,weights=NAME]"
+        return f"its arrays are {listed}; {fix}; if there is one file per layer, pass their folder"
     if path.suffix in TORCH_SUFFIXES:
-        return f"{path}: no importer recognises it: {_tensors(path)}"
+        root = Archive(path).root
+        named = root.items() if isinstance(root, dict) else [("tensor", root)]
+        tensors = [f"{shown(name)} {value.shape}" for name, value in named if isinstance(value, Tensor)]
+        return f"its tensors are {shown(', '.join(tensors), 200) or 'none'}; {AS_ARRAY}, a text in each file"
     if binary := binary_start(path):
-        return f"{path}: no importer recognises it: {binary}; {AS_ARRAY}, or {AS_CSV}"
+        return f"{binary}; {AS_ARRAY}, or {AS_CSV}"
     try:
         records = _records(path)
     except (TraceError, RecursionError, csv.Error) as broken:
-        return f"{path}: no importer recognises it: unreadable text ({shown(broken, 200)}); {AS_CSV}"
-    if not records:
-        return f"{path}: no importer recognises it: {_lines(path)}; {AS_CSV}"
-    return f"{path}: no importer recognises it: {_of_records(path, records)}"
+        return f"unreadable text ({shown(broken, 200)}); {AS_CSV}"
+    if records:
+        return _of_records(path, records)
+    first = next((line for _, lines in blocks(path) for line in lines), "")
+    return f"its first line is {shown(first, 80)!r}; {AS_CSV}"
 
 
 def lacks_fields(path: Path) -> bool:
@@ -349,11 +359,10 @@ def columns_of(record: dict[str, Any]) -> dict[str, str]:
             fitting = [key for key in fitting if not isinstance(record[key], int) or "expert" in key.lower()]
         if fitting:
             found[field] = min(fitting, key=lambda key: wanted.index(key.rpartition(".")[2].lower()))
-    if "experts" not in found:
-        others = [key for key in record if "expert" in key.lower() and isinstance(record[key], list)]
-        local = [key for key in others if _fits("experts", record[key])]
-        if local:
-            found["experts"] = min(local, key=lambda key: ("global" in key, "local" not in key))
+    others = [key for key in record if "expert" in key.lower() and isinstance(record[key], list)]
+    local = [key for key in others if _fits("experts", record[key])]
+    if "experts" not in found and local:
+        found["experts"] = min(local, key=lambda key: ("global" in key, "local" not in key))
     return found
 
 
@@ -371,7 +380,7 @@ def _options(records: list[dict[str, Any]], best: dict[str, Any], found: dict[st
     columns = ",".join(f"{field}={name}" for field, name in others.items())
     where = ""
     needed = {found[field] for field in ("token", "layer", "experts")}
-    unlike = [each for each in records if not needed <= set(flat(each))]
+    unlike = [record for record in records if not needed <= set(flat(record))]
     kinds = [
         key for key, value in best.items() if isinstance(value, str) and all(each.get(key) != value for each in unlike)
     ]
@@ -379,25 +388,6 @@ def _options(records: list[dict[str, Any]], best: dict[str, Any], found: dict[st
         kind = min(kinds, key=lambda key: not re.search("type|event|kind|name", key))
         where = f" --where {kind}={best[kind]}" if len(unlike) > 1 or unlike[0] is not records[0] else ""
     return shown(f"--columns {columns}{where}", 400)
-
-
-def _lines(path: Path) -> str:
-    first = next((line for _, found in blocks(path) for line in found), "")
-    return f"its first line is {shown(first, 80)!r}"
-
-
-def _arrays(path: Path) -> str:
-    names = sorted(archive.members(path))
-    listed = shown(", ".join(names), 200) or "no arrays"
-    fix = "pass the array of ids (tokens, layers, k) with --columns experts=NAME[,weights=NAME]"
-    return f"its arrays are {listed}; {fix}; if there is one file per layer, pass their folder"
-
-
-def _tensors(path: Path) -> str:
-    root = Archive(path).root
-    named = root.items() if isinstance(root, dict) else [("tensor", root)]
-    found = [f"{shown(name)} {each.shape}" for name, each in named if isinstance(each, Tensor)]
-    return f"its tensors are {shown(', '.join(found), 200) or 'none'}; {AS_ARRAY}, a text in each file"
 
 
 def _first_in(path: Path) -> str:
@@ -408,11 +398,3 @@ def _first_in(path: Path) -> str:
         except TraceError as known:
             return str(known)
     return "import one of its files, or see docs/trace-format.md"
-
-
-def _folder(path: Path) -> str:
-    suffixes: dict[str, int] = {}
-    for entry in sorted(path.iterdir()):
-        kind = "folders" if entry.is_dir() else f"*{suffix_of(entry) or entry.name}"
-        suffixes[kind] = suffixes.get(kind, 0) + 1
-    return shown(", ".join(f"{count} {kind}" for kind, count in list(suffixes.items())[:8]), 200)

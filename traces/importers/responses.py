@@ -8,7 +8,6 @@ puts them: `meta_info`, `usage` with `prompt_tokens_details`, or the lengths of 
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -46,7 +45,6 @@ class Answer(NamedTuple):
     generated: int | None = None
     cached: int | None = None  #: tokens of the prompt that lay in the prefix cache
     start: int | None = None  #: token of the first row
-    aborted: bool = False
 
     @property
     def ran(self) -> int | None:
@@ -76,38 +74,29 @@ def response_files(path: Path) -> list[Path]:
     return sorted(file for suffix in SUFFIXES for file in files_of(path, suffix))
 
 
-def sniff_for(path: Path, present: tuple[str, ...], absent: tuple[str, ...]) -> bool:
-    """Return True if the first JSON file has all keys of `present` and none of `absent`."""
+def has_key(path: Path, *keys: str) -> bool:
+    """Return True if the first file, a whole document or the first of JSON lines, has one of these keys."""
     files = response_files(path)
-    return bool(files) and all(_has(files[0], mark) for mark in present) and not any(_has(files[0], m) for m in absent)
+    if not files or suffix_of(files[0]) == ".json":
+        return bool(files) and any(holds(files[0], f'"{key}"') for key in keys)
+    try:
+        _, lines = next(blocks(files[0]), (1, [""]))
+    except TraceError:
+        return False
+    return any(f'"{key}"' in lines[0] for key in keys)
 
 
 def has_ids(path: Path) -> bool:
     """Return True if the first file holds routed experts under one of their names."""
-    return any(sniff_for(path, (name,), ()) for name in FIELDS)
-
-
-def of_sglang(path: Path) -> bool:
-    """Return True if the first file has an object that only SGLang writes."""
-    return any(sniff_for(path, (name,), ()) for name in SGLANG)
-
-
-def _has(file: Path, mark: str) -> bool:
-    """Search a whole document, or the first of JSON lines."""
-    if suffix_of(file) == ".json":
-        return holds(file, f'"{mark}"')
-    try:
-        _, lines = next(blocks(file), (1, [""]))
-    except TraceError:
-        return False
-    return f'"{mark}"' in lines[0]
+    return has_key(path, *FIELDS)
 
 
 def responses(files: Sequence[Path]) -> Iterator[Response]:
     """Yield every response of the files. Raises TraceError for a document that is not a server's response."""
     for file in files:
         for place, document in documents(file):
-            yield from (_response(each, at) for at, each in _within(document, place))
+            inner = list(_inside(document, place, DEEPEST)) or [(place, document)]
+            yield from (_response(response, at) for at, response in inner)
 
 
 def documents(file: Path) -> Iterator[tuple[str, Document]]:
@@ -132,13 +121,8 @@ def _objects(document: Any, place: str) -> Iterator[tuple[str, Document]]:
         yield f"{place}: [{number}]", each
 
 
-def _within(document: Document, place: str) -> Iterator[tuple[str, Document]]:
-    """Yield the object if it is a response, else the responses nested in it, else the object."""
-    found = list(_inside(document, place, DEEPEST))
-    yield from found or [(place, document)]
-
-
 def _inside(value: Any, place: str, deeper: int) -> Iterator[tuple[str, Document]]:
+    """Yield the object if it is a response, else the responses nested in it."""
     if isinstance(value, dict):
         if any(name in value for name in ("choices", "meta_info", *FIELDS)):
             yield place, value
@@ -151,7 +135,9 @@ def _inside(value: Any, place: str, deeper: int) -> Iterator[tuple[str, Document
 
 
 def _response(document: Document, place: str) -> Response:
-    choices = _choices(document, place)
+    choices = document.get("choices", [document])
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise TraceError(f"{place}: choices is not a list of objects: expected a server's response")
     usage = document.get("usage")
     alone = len(choices) == 1
     outer = [document, *_objects_in(document)]
@@ -174,14 +160,6 @@ def _response(document: Document, place: str) -> Response:
     return Response(place, answers, made, None if alone else cached, named, drafts)
 
 
-def _choices(document: Document, place: str) -> list[Document]:
-    """Return the objects in `choices`, or the response itself where it has none. Raises TraceError."""
-    choices = document.get("choices", [document])
-    if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
-        raise TraceError(f"{place}: choices is not a list of objects: expected a server's response")
-    return choices
-
-
 def _objects_in(document: Document) -> list[Document]:
     """Return the objects of `PLACES` in it, and in those."""
     found = [each for name in PLACES if isinstance(each := document.get(name), dict)]
@@ -190,18 +168,16 @@ def _objects_in(document: Document) -> list[Document]:
 
 def _answer(sources: list[Document], inner: list[Document], place: str, asked: int | None) -> Answer:
     """Return a completion: ids from the first object that has some, counts from the choice's own objects."""
-    ids = next((each for each in sources for name in FIELDS if each.get(name) is not None), {})
+    ids = next((source for source in sources for name in FIELDS if source.get(name) is not None), {})
     name = next((name for name in FIELDS if ids.get(name) is not None), FIELD)
     found = spelled(ids.get(name), f"{place}: {name}", ids.get("routed_experts_dtype"))
-    apart = next((each[PROMPT] for each in sources if each.get(PROMPT) is not None), None)
+    apart = next((source[PROMPT] for source in sources if source.get(PROMPT) is not None), None)
     head = spelled(apart, f"{place}: {PROMPT}")
     if found is not None and head is not None and not (found.flat or head.flat):
-        found, head_rows = Spelled(_joined(head.ids, found.ids, place), head.start), len(head.ids)
+        found, head_rows = Spelled(joined(head.ids, found.ids, place), head.start), len(head.ids)
     else:
         head_rows = None
-    stated = _first(*(count(each, "routed_experts_start_len", place) for each in sources))
-    finish = _first(*(each.get("finish_reason") for each in inner))
-    kind = finish.get("type") if isinstance(finish, dict) else finish
+    stated = _first(*(count(source, "routed_experts_start_len", place) for source in sources))
     prompt = _first(_count_of((None, ""), inner, PROMPT_IDS, place), asked)
     return Answer(
         place,
@@ -211,11 +187,11 @@ def _answer(sources: list[Document], inner: list[Document], place: str, asked: i
         _count_of((None, ""), inner, GENERATED_IDS, place),
         _first(*_cached(inner, place)),
         found.start if found is not None and found.start is not None else stated,
-        kind == "abort",
     )
 
 
-def _joined(prompt: np.ndarray, generated: np.ndarray, place: str) -> np.ndarray:
+def joined(prompt: np.ndarray, generated: np.ndarray, place: str) -> np.ndarray:
+    """Return ids of prompt and generated tokens. Raises TraceError for other layers or another k."""
     if prompt.shape[1:] != generated.shape[1:]:
         shapes = f"(layers, k) = {prompt.shape[1:]} in {PROMPT}, {generated.shape[1:]} in {FIELD}"
         raise TraceError(f"{place}: {shapes}: expected the same shape in both")
@@ -240,12 +216,8 @@ def _count_of(stated: tuple[Any, str], objects: list[Document], lists: tuple[str
     """Return a token count: `stated`, else an object's count, else the length of its list."""
     name = "prompt_tokens" if lists is PROMPT_IDS else "completion_tokens"
     given = [count(*stated, place), *(count(each, name, place) for each in objects)]
-    return _first(*given, *(_length(each.get(key)) for each in objects for key in lists))
-
-
-def _length(value: Any) -> int | None:
-    """Return the length of a list of token ids; None for anything else."""
-    return len(value) if isinstance(value, list) and value and type(value[0]) is int else None
+    ids = (each.get(key) for each in objects for key in lists)
+    return _first(*given, *(len(value) for value in ids if isinstance(value, list) and value and type(value[0]) is int))
 
 
 def _first(*values: Any) -> Any:
@@ -295,19 +267,14 @@ def spelled(value: Any, place: str, dtype: Any = None) -> Spelled | None:
         return _of_object(value, place)
     if isinstance(value, list) and set(map(type, value)) == {int}:
         return Spelled(_checked(_numbers(value, place), place))
-    if _depth(value) > 3:
+    first, depth = value, 0
+    while isinstance(first, list) and first:
+        first, depth = first[0], depth + 1
+    if depth > 3:
         raise TraceError(f"{place}: {archive.BATCHED}")
     if not _nested(value):
         raise TraceError(f"{place} is not an array: expected three nested lists of integers")
     return Spelled(archive.checked_ids(_numbers(value, place), place))
-
-
-def _depth(value: object) -> int:
-    """Return how many lists the first number lies in."""
-    depth = 0
-    while isinstance(value, list) and value:
-        value, depth = value[0], depth + 1
-    return depth
 
 
 def _numbers(value: list[Any], place: str) -> np.ndarray:
@@ -354,7 +321,7 @@ def _of_object(value: dict[str, Any], place: str) -> Spelled:
     if start is not None and (type(start) is not int or not 0 <= start < 2**31):
         raise TraceError(f"{place}: invalid start: expected a number of tokens, an integer of at least 0")
     assert isinstance(shape, list)
-    content = unbased(text, place) if encoding == "base64" else _unbased85(text, place)
+    content = unbased(text, place, encoding)
     return Spelled(_shaped(content, dtype or None, shape, place), start)
 
 
@@ -369,21 +336,15 @@ def _shaped(content: bytes, dtype: str | None, shape: list[int], place: str) -> 
 
 
 def _checked(ids: np.ndarray, place: str) -> np.ndarray:
+    """Return flat ids. Raises TraceError for others."""
     archive.refuse_packed(ids, place)
     check_values(ids, "chosen", place)
     return ids
 
 
-def unbased(text: str, place: str) -> bytes:
-    """Return the bytes of a base64 text. Raises TraceError."""
+def unbased(text: str, place: str, encoding: str = "base64") -> bytes:
+    """Return the bytes of a base64 or base85 text. Raises TraceError."""
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise TraceError(f"{place} is not base64: expected the server's output, unchanged") from None
-
-
-def _unbased85(text: str, place: str) -> bytes:
-    try:
-        return base64.b85decode(text)
+        return base64.b64decode(text, validate=True) if encoding == "base64" else base64.b85decode(text)
     except ValueError:
-        raise TraceError(f"{place} is not base85: expected the server's output, unchanged") from None
+        raise TraceError(f"{place} is not {encoding}: expected the server's output, unchanged") from None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,7 +94,14 @@ class Survey:
         self._open: dict[str, dict[int, int]] = {}  #: layers of each token, as bits, by request
         self._prompts = False
         for number, line in _lines(path):
-            self._add(line, f"{path} line {number}")
+            if isinstance(line, Row):
+                self._add(line, f"{path} line {number}")
+                continue
+            rows = self._open.pop(line.request, None)
+            if isinstance(line, Begin):
+                self._prompts, self._open[line.request] = True, {}
+            elif not rows:
+                raise TraceError(f"{path} line {number}: request {shown(line.request)} ends without a row")
         if not self._layers:
             raise TraceError(f"{path}: missing lines {FORM}: expected one per token and layer")
 
@@ -103,17 +110,7 @@ class Survey:
         """The file's numbers of the layers, rising."""
         return [number for number in range(self._layers.bit_length()) if self._layers >> number & 1]
 
-    def _add(self, line: Line, place: str) -> None:
-        if isinstance(line, Row):
-            self._add_row(line, place)
-            return
-        found = self._open.pop(line.request, None)
-        if isinstance(line, Begin):
-            self._prompts, self._open[line.request] = True, {}
-        elif not found:
-            raise TraceError(f"{place}: request {shown(line.request)} ends without a row")
-
-    def _add_row(self, row: Row, place: str) -> None:
+    def _add(self, row: Row, place: str) -> None:
         self._arrays = self._arrays or set(row.values)
         if set(row.values) != self._arrays:
             raise TraceError(f"{place}: weights on some lines only: expected on every line or on none")
@@ -139,76 +136,65 @@ class Survey:
 def _lines(path: Path) -> Iterator[tuple[int, Line]]:
     for first, lines in blocks(path, ended=True):
         for number, line in enumerate(lines, first):
-            if mark := ANY.search(line):
-                yield number, _line(line[mark.start() :], f"{path} line {number}")
-
-
-def _line(text: str, place: str) -> Line:
-    if row := ROW.fullmatch(text):
-        return _row(row, place)
-    if begin := BEGIN.fullmatch(text):
-        return Begin(begin[1], int(begin[2]))
-    if end := END.fullmatch(text):
-        return End(end[1], None if end[2] is None else int(end[2]))
-    raise TraceError(f"{place}: invalid line {shown(text)!r}: expected {FORMS}")
+            if not (mark := ANY.search(line)):
+                continue
+            text, place = line[mark.start() :], f"{path} line {number}"
+            if row := ROW.fullmatch(text):
+                yield number, _row(row, place)
+            elif begin := BEGIN.fullmatch(text):
+                yield number, Begin(begin[1], int(begin[2]))
+            elif end := END.fullmatch(text):
+                yield number, End(end[1], None if end[2] is None else int(end[2]))
+            else:
+                raise TraceError(f"{place}: invalid line {shown(text)!r}: expected {FORMS}")
 
 
 def _row(found: re.Match[str], place: str) -> Row:
     request, token, layer, ids, weights = found.groups()
     if int(layer) >= MOST_LAYERS:
         raise TraceError(f"{place}: invalid layer {layer}: expected 0 to {MOST_LAYERS - 1}")
-    values = {"chosen": np.array([int(each) for each in ids.split(",")])}
+    chosen = [int(number) for number in ids.split(",")]
+    values = {"chosen": np.array(chosen)}
     if weights is not None:
-        values["weights"] = np.array([float(each) for each in weights.split(",")])
-    _check_lists(values, place)
+        values["weights"] = np.array([float(number) for number in weights.split(",")])
+    for name, given in values.items():
+        check_values(given, name, f"{place}: {name}")
+        if len(given) != len(chosen):
+            raise TraceError(f"{place}: {len(given)} weights for {len(chosen)} experts: expected one each")
+    routed = [expert for expert in chosen if expert >= 0]
+    if len(set(routed)) < len(routed):
+        raise TraceError(f"{place}: an expert is repeated: expected each once")
     return Row(request, int(token), int(layer), values)
 
 
-def _check_lists(values: dict[str, np.ndarray], place: str) -> None:
-    ids = values["chosen"]
-    for name, given in values.items():
-        check_values(given, name, f"{place}: {name}")
-        if len(given) != len(ids):
-            raise TraceError(f"{place}: {len(given)} weights for {len(ids)} experts: expected one each")
-    routed = ids[ids >= 0]
-    if len(set(routed.tolist())) < len(routed):
-        raise TraceError(f"{place}: an expert is repeated: expected each once")
-
-
-@dataclass
-class _Open:
-    """A request that has not ended."""
-
-    rows: Gathering
-    prompt: int = 0
-
-
 def _requests(path: Path, layers: dict[int, int], geometry: Geometry, options: Options) -> Iterator[Request]:
-    found: dict[str, _Open] = {}
+    open_: dict[str, tuple[Gathering, int]] = {}  #: rows and prompt of requests that have not ended
+
+    def ended(name: str, rows: Gathering, prompt: int, tokens: int | None) -> Iterator[Request]:
+        """Yield the request unless it has no complete token."""
+        if tokens == 0:
+            return
+        try:
+            request = rows.request(0, tokens)
+        except TraceError as wrong:
+            raise TraceError(f"{path}: request {shown(name)}: {wrong}") from None
+        count = len(request.chosen)
+        yield replace(request, prompt_length=options.prompt_of(count, min(prompt, count)))
+
     for _, line in _lines(path):
         if isinstance(line, Row):
-            one = found.setdefault(line.request, _Open(Gathering(geometry)))
-            one.rows.put(line.token, layers[line.layer], line.values)
+            rows, _ = open_.setdefault(line.request, (Gathering(geometry), 0))
+            rows.put(line.token, layers[line.layer], line.values)
             continue
-        if ended := found.pop(line.request, None):
-            tokens = line.tokens if isinstance(line, End) else ended.rows.complete_tokens()
-            yield from _ended(path, line.request, ended, tokens, options)
+        if line.request in open_:
+            rows, prompt = open_.pop(line.request)
+            yield from ended(
+                line.request, rows, prompt, line.tokens if isinstance(line, End) else rows.complete_tokens()
+            )
         if isinstance(line, Begin):
-            found[line.request] = _Open(Gathering(geometry), line.prompt)
-    for name, one in found.items():
-        yield from _ended(path, name, one, one.rows.complete_tokens(), options)
-
-
-def _ended(path: Path, name: str, found: _Open, tokens: int | None, options: Options) -> Iterator[Request]:
-    """Yield the request unless it has no complete token."""
-    if tokens == 0:
-        return
-    try:
-        request = found.rows.request(0, tokens)
-    except TraceError as wrong:
-        raise TraceError(f"{path}: request {shown(name)}: {wrong}") from None
-    count = len(request.chosen)
-    yield replace(request, prompt_length=options.prompt_of(count, min(found.prompt, count)))
+            open_[line.request] = Gathering(geometry), line.prompt
+    for name, (rows, prompt) in open_.items():
+        yield from ended(name, rows, prompt, rows.complete_tokens())
 
 
 ROUTE_LINES = Importer(

@@ -69,9 +69,13 @@ def read(path: Path, options: Options) -> Foreign:
     lines = first_lines(path, "#", MOST_PREAMBLE)
     preamble = _preamble(path, lines)
     seen = _Seen(_pieces(path, len(lines), preamble.experts))
-    _refuse_silent_layers(preamble, seen.layers, path)
     shape = _shape(preamble, seen, path)
-    notes = _notes(seen, len(preamble.expert_bytes) - len(seen.layers))
+    dense = len(preamble.expert_bytes) - len(seen.layers)
+    notes = [f"{dense} layers of the preamble have no rows (dense): left out"] if dense > 0 else []
+    notes += ["weights left out: the recorder did not see all of them"] if seen.weightless else []
+    notes += [f"{seen.dropped} experts were dropped by the recorder's policy; kept among the chosen"] * (
+        seen.dropped > 0
+    )
     header = header_for(shape, options, Origin(ROUTE_TRACE.name, path, [path], model=preamble.model), notes)
     turns = by_request(map(seen.kept, _pieces(path, len(lines), preamble.experts)), seen.ends, str(path))
     return Foreign(header, _requests(path, turns, shape, seen.layers, options))
@@ -90,18 +94,14 @@ class _Seen:
         self.ends = Ends()
         self.layers = np.zeros(0, np.int64)  #: (L,) the model's numbers, rising
         self.slots, self.highest, self.dropped = 0, -1, 0
-        self.weighed = self.weightless = False  #: whether there are weights, and whether some could not be seen
+        self.weightless = False  #: whether some weights could not be seen
         for columns in pieces:
-            self._add(columns)
-
-    def _add(self, columns: Columns) -> None:
-        self.ends.add(columns[REQUEST])
-        self.layers = np.union1d(self.layers, columns["layer"])
-        self.slots = max(self.slots, int(columns["slot"].max()) + 1)
-        self.highest = max(self.highest, int(columns["expert"].max()))
-        self.dropped += int(columns["dropped"].sum()) if "dropped" in columns else 0
-        self.weighed |= "weight" in columns
-        self.weightless |= "unseen" in columns
+            self.ends.add(columns[REQUEST])
+            self.layers = np.union1d(self.layers, columns["layer"])
+            self.slots = max(self.slots, int(columns["slot"].max()) + 1)
+            self.highest = max(self.highest, int(columns["expert"].max()))
+            self.dropped += int(columns["dropped"].sum()) if "dropped" in columns else 0
+            self.weightless |= "unseen" in columns
 
     def kept(self, columns: Columns) -> Columns:
         """Return the columns that a trace has."""
@@ -124,20 +124,16 @@ def _preamble(path: Path, lines: list[str]) -> Preamble:
     return Preamble(model, int(facts[2]), int(facts[3]), experts, dense)
 
 
-def _refuse_silent_layers(preamble: Preamble, layers: np.ndarray, path: Path) -> None:
-    silent = sorted({layer for layer, size in preamble.expert_bytes.items() if size} - set(layers.tolist()))
-    if silent:
-        raise TraceError(
-            f"{path}: layer {silent[0]} has experts but no rows; the file may be truncated: record it again"
-        )
-
-
 def _shape(preamble: Preamble, seen: _Seen, path: Path) -> Shape:
+    layers = seen.layers.tolist()
+    if silent := {layer for layer, size in preamble.expert_bytes.items() if size} - set(layers):
+        raise TraceError(
+            f"{path}: layer {min(silent)} has experts but no rows; the file may be truncated: record it again"
+        )
     if seen.slots != preamble.k:
         raise TraceError(
             f"{path}: {seen.slots} slots per token: expected {preamble.k}, the n_expert_used of the preamble"
         )
-    layers = seen.layers.tolist()
     sizes = tuple(preamble.expert_bytes.get(layer, 0) for layer in layers)
     dense = [preamble.dense_bytes.get(layer, 0) for layer in layers]
     dense[0] += sum(size for layer, size in preamble.dense_bytes.items() if layer not in layers)  # read once as well
@@ -149,17 +145,6 @@ def _shape(preamble: Preamble, seen: _Seen, path: Path) -> Shape:
         expert_bytes=sizes if all(sizes) else None,
         dense_bytes=tuple(dense) if all(dense) else None,
     )
-
-
-def _notes(seen: _Seen, silent_layers: int) -> list[str]:
-    notes = []
-    if silent_layers > 0:
-        notes.append(f"{silent_layers} layers of the preamble have no rows (dense): left out")
-    if seen.weightless:
-        notes.append("weights left out: the recorder did not see all of them")
-    if seen.dropped:
-        notes.append(f"{seen.dropped} experts were dropped by the recorder's policy; kept among the chosen")
-    return notes
 
 
 def _columns(table: Table, experts: int) -> Columns:
@@ -192,7 +177,17 @@ def _requests(
             raise TraceError(f"{path}: {CHANGED}")
         for grid in grids(Keys(columns[REQUEST], columns["step"], cell, width, columns["lines"], place)):
             _refuse_cut(grid, place)
-            yield _request(columns, grid, shape, place, options)
+            cells = (grid.tokens, shape.layers, shape.k)
+            fills = {"weights": ("weight", 0), "residency": ("residency", -1)}
+            more = {
+                array: grid.dense(columns[name], fill).reshape(cells)
+                for array, (name, fill) in fills.items()
+                if name in columns
+            }
+            # layers may lack rows, so a token's phase is the largest any of its rows gives
+            prompt = prompt_of(grid.dense(columns["phase"], -1).max(1), grid.request, place)
+            chosen = grid.dense(columns["expert"], -1).reshape(cells)
+            yield Request(chosen, options.prompt_of(grid.tokens, prompt), **more)
 
 
 def _refuse_cut(grid: Grid, place: str) -> None:
@@ -206,17 +201,6 @@ def _refuse_cut(grid: Grid, place: str) -> None:
     if len(grid.cells) * FEWEST_ROUTED < grid.tokens * grid.width:
         cells = f"{grid.tokens * grid.width:,} cells of token, layer and slot"
         raise TraceError(f"{place}: turn {grid.request}: {len(grid.cells):,} rows for {cells}: expected most of them")
-
-
-def _request(columns: Columns, grid: Grid, shape: Shape, place: str, options: Options) -> Request:
-    def rows(name: str, absent: int) -> np.ndarray | None:
-        return grid.dense(columns[name], absent).reshape(chosen.shape) if name in columns else None
-
-    chosen = grid.dense(columns["expert"], -1).reshape(grid.tokens, shape.layers, shape.k)
-    # layers may lack rows, so a token's phase is the largest any of its rows gives
-    prompt = prompt_of(grid.dense(columns["phase"], -1).max(1), grid.request, place)
-    prompt = options.prompt_of(grid.tokens, prompt)
-    return Request(chosen, prompt, weights=rows("weight", 0), residency=rows("residency", -1))
 
 
 ROUTE_TRACE = Importer(

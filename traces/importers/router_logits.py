@@ -20,15 +20,7 @@ import numpy as np
 
 from moereplay.traces.geometry import by_spelling
 from moereplay.traces.importers import archive
-from moereplay.traces.importers.contract import (
-    LAYERS_FIRST,
-    Foreign,
-    Importer,
-    Options,
-    Origin,
-    Shape,
-    header_for,
-)
+from moereplay.traces.importers.contract import LAYERS_FIRST, Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat, torch_files
 from moereplay.traces.routers import choice_scores, choose, weigh
 from moereplay.traces.schema import Request, Router, TraceError, check_values
@@ -105,9 +97,9 @@ def _of_torch(path: Path) -> dict[Any, Any]:
     fields = opened.root if isinstance(opened.root, dict) else {FIELD: opened.root}
     found = fields.get(FIELD)
     tensors = found if isinstance(found, list | tuple) else [found]
-    refuse_bloat(opened, [each for each in tensors if isinstance(each, Tensor)])
+    refuse_bloat(opened, [tensor for tensor in tensors if isinstance(tensor, Tensor)])
     plain = {name: _array(value) for name, value in fields.items() if name != FIELD}
-    return plain | {FIELD: [_array(each) for each in tensors] if tensors is found else _array(found)}
+    return plain | {FIELD: [_array(tensor) for tensor in tensors] if tensors is found else _array(found)}
 
 
 def _array(value: Any) -> Any:
@@ -130,7 +122,8 @@ def _of_numpy(path: Path) -> dict[str, Any]:
 def _layers(value: Any, place: str) -> list[np.ndarray]:
     """Return (T, E) per layer, from any of the layouts. Raises TraceError."""
     parts = list(value) if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim == 3) else []
-    layers = [_flat(part) for part in parts]
+    arrays = [part if isinstance(part, np.ndarray) and part.ndim in (2, 3) and part.size else None for part in parts]
+    layers = [part if part is None else part.reshape(-1, part.shape[-1]) for part in arrays]
     first = layers[0] if layers else None
     if first is None or not first.size:
         raise TraceError(f"{place} is not an array of logits: expected {AXES}")
@@ -140,23 +133,12 @@ def _layers(value: Any, place: str) -> list[np.ndarray]:
     return [layer for layer in layers if layer is not None]
 
 
-def _flat(part: Any) -> np.ndarray | None:
-    """Return (T, E) of (T, E) or (batch, S, E)."""
-    if not isinstance(part, np.ndarray) or part.ndim not in (2, 3) or not part.size:
-        return None
-    return part.reshape(-1, part.shape[-1])
-
-
 def _table(value: Any, tokens: int, place: str) -> np.ndarray | None:
     """Return (batch, S) with the same number of tokens, or (S,) for one text. Raises TraceError."""
     if value is None:
         return None
-    if (
-        not isinstance(value, np.ndarray)
-        or value.ndim not in (1, 2)
-        or value.size != tokens
-        or value.dtype.kind not in "iub"
-    ):
+    is_table = isinstance(value, np.ndarray) and value.ndim in (1, 2) and value.dtype.kind in "iub"
+    if not is_table or value.size != tokens:
         raise TraceError(f"{place} is not (batch, tokens) whole numbers for {tokens} rows of {FIELD}")
     return value.reshape(-1, value.shape[-1])
 

@@ -209,12 +209,10 @@ def emptied(held: list[Rows]) -> Iterator[Rows]:
 
 def _widened(columns: dict[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
     """Widen rows to k ids, with -1 and no weight where the file has fewer."""
-    wide = {name: (columns[name], fill) for name, fill in (("experts", -1), ("weights", 0)) if name in columns}
-    short = {name: each for name, each in wide.items() if each[0].shape[1] < k}
-    return columns | {
-        name: np.pad(rows, ((0, 0), (0, k - rows.shape[1])), constant_values=fill)
-        for name, (rows, fill) in short.items()
-    }
+    for name, fill in (("experts", -1), ("weights", 0)):
+        if name in columns and (width := columns[name].shape[1]) < k:
+            columns = columns | {name: np.pad(columns[name], ((0, 0), (0, k - width)), constant_values=fill)}
+    return columns
 
 
 def fits(cell: Any, allowed: Values) -> bool:

@@ -74,7 +74,7 @@ def passes_of(archive: Archive) -> list[Pass]:
         raise TraceError(f"{archive.file}: no records: expected a dump of SGLang's expert distribution recorder")
     found = [_pass(record, f"{archive.file}: records[{number}]") for number, record in enumerate(records)]
     passes = [each for each in found if each is not None]
-    refuse_bloat(archive, [each.ids for each in passes])
+    refuse_bloat(archive, [pass_.ids for pass_ in passes])
     return passes
 
 
@@ -95,7 +95,9 @@ def _pass(record: Any, place: str) -> Pass | None:
         lengths = f"{ids.shape[1]} tokens in {DETAIL[0]}, {len(tokens)} input_ids, {len(positions)} positions"
         raise TraceError(f"{place}: {lengths}: expected the same number of each")
     pieces, decodes = _pieces(record, len(tokens), place)
-    return Pass(ids, tokens, positions, pieces, decodes, mode == MIXED, _names(record, len(pieces)))
+    names = record.get("rids")
+    named = isinstance(names, list) and len(names) == len(pieces) and all(isinstance(name, str | int) for name in names)
+    return Pass(ids, tokens, positions, pieces, decodes, mode == MIXED, tuple(names) if named else None)
 
 
 def _column(record: dict[Any, Any], name: str, place: str) -> np.ndarray:
@@ -128,13 +130,6 @@ def _pieces(record: dict[Any, Any], tokens: int, place: str) -> tuple[tuple[tupl
     return tuple((end - length, end) for end, length in zip(ends, lengths, strict=True) if length), False
 
 
-def _names(record: dict[Any, Any], pieces: int) -> tuple[Any, ...] | None:
-    names = record.get("rids")
-    if not isinstance(names, list) or len(names) != pieces:
-        return None
-    return tuple(names) if all(isinstance(name, str | int) for name in names) else None
-
-
 class Follower:
     """Sequences in the order in which they began."""
 
@@ -153,21 +148,17 @@ class Follower:
                 raise TraceError(f"{place}: positions of tokens {start} to {stop - 1} do not rise by one")
             first, name = int(each.positions[start]), each.names[at] if each.names else None
             one = each.decodes or (each.mixed and stop - start == 1)
-            known = self._waiting(first, one, taken) if name is None else self._of_name(name, first)
+            if name is None:
+                known = self._waiting(first, one, taken)
+            else:
+                known = named if (named := self._named.get(name)) and named.next == first else None
             sequence = known or self._begun(first, name)
             sequence.extend(number, start, stop, each.decodes or (one and known is not None))
             taken.add(id(sequence))
-        if each.decodes:
-            self._close(taken)
-
-    def _close(self, taken: set[int]) -> None:
-        """Close sequences after a pass that decoded these, except a prompt whose next chunk is still to come."""
-        newest = max((one.last_pass for one in self._open if not one.decoded), default=-1)
-        self._open = [one for one in self._open if id(one) in taken or (not one.decoded and one.last_pass == newest)]
-
-    def _of_name(self, name: Any, first: int) -> Sequence | None:
-        known = self._named.get(name)
-        return known if known and known.next == first else None
+        if each.decodes:  # close the others, except a prompt whose next chunk is still to come
+            newest = max((one.last_pass for one in self._open if not one.decoded), default=-1)
+            kept = (one for one in self._open if id(one) in taken or (not one.decoded and one.last_pass == newest))
+            self._open = list(kept)
 
     def _waiting(self, first: int, one: bool, taken: set[int]) -> Sequence | None:
         """Return the open sequence whose next position this is; several tokens only continue a prompt."""
@@ -264,7 +255,9 @@ def read(path: Path, options: Options) -> Foreign:
     shape = Shape(int(survey.routes.sum()), survey.k, survey.highest, experts)
     origin = Origin(SGLANG_RECORDER.name, path, files, decoding="served by SGLang")
     header = header_for(shape, options, origin, [*dict.fromkeys(notes), *survey.notes()])
-    return Foreign(header, _requests(list(kept.values()), survey, options))
+    again = (_dump(file) for file in kept.values())
+    found = (dump.request(one, survey, options) for dump in again for one in dump.following.sequences)
+    return Foreign(header, found)
 
 
 def _dump(file: Path) -> Dump:
@@ -310,13 +303,6 @@ def _notes(dump: Dump, twin: Path | None) -> Iterator[str]:
         yield f"{dump.file.name}: {count} decoded tokens match several requests; assigned in batch order"
     if dump.mapping is not None and dump.mapping.shape[1] != dump.mapping.max() + 1:
         yield f"copies of experts are mapped to the model's own by {MAP}, as it was at the end"
-
-
-def _requests(files: list[Path], survey: Survey, options: Options) -> Iterator[Request]:
-    for file in files:
-        dump = _dump(file)
-        for sequence in dump.following.sequences:
-            yield dump.request(sequence, survey, options)
 
 
 SGLANG_RECORDER = Importer(

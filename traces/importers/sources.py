@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,15 +41,11 @@ def refuse_unreadable(path: Path) -> None:
         raise TraceError(f"{path}: no such file or folder; pass the path of a trace to import")
     if not (path.is_file() or path.is_dir()):
         raise TraceError(f"{path}: a pipe or a device: expected a file or a folder")
-    found = [path] if path.is_file() else _checked_in(path)
     if path.is_dir() and not any(path.iterdir()):
         raise TraceError(f"{path}: the folder is empty: expected the files of a trace")
-    for file in found:
+    places = (path, path / "data") if path.is_dir() else ()
+    for file in [file for place in places for suffix in DATA for file in files_of(place, suffix)] if places else [path]:
         _refuse_file(file)
-
-
-def _checked_in(folder: Path) -> list[Path]:
-    return [file for each in (folder, folder / "data") for suffix in DATA for file in files_of(each, suffix)]
 
 
 def _refuse_file(file: Path) -> None:
@@ -134,7 +129,14 @@ def refuse_known(file: Path) -> None:
     """Raises TraceError for a file that begins as a format which no importer reads under this name."""
     with file.open("rb") as stream:
         start = stream.read(LOOKED_AT)
-    kind = kind_of(start, file) or _unpacked_kind(file)
+    kind = kind_of(start, file)
+    if kind is None and file.suffix not in (".npz", ".pt"):
+        try:
+            with Unpacked(file) as stream:
+                inner = kind_of(stream.read(LOOKED_AT), file.with_suffix("")) if stream.packing else None
+        except TraceError:
+            inner = None
+        kind = inner and inner._replace(name=f"{inner.name} in a packed file", suffixes=())
     if kind and file.suffix not in kind.suffixes:
         raise TraceError(f"{file}: {kind.name}, by its first bytes; {kind.fix.replace('FILE', file.name)}")
 
@@ -150,23 +152,8 @@ def kind_of(start: bytes, file: Path) -> Kind | None:
         return Kind("a tar archive", (), "unpack it with tar -xf FILE, and import what it holds")
     if start.startswith(ZIP) and file.suffix not in ZIPPED:
         return _zip_kind(file)
-    return _tensors_kind(start, file) if _is_tensors(start) else None
-
-
-def _unpacked_kind(file: Path) -> Kind | None:
-    """Return the format of the packed content."""
-    try:
-        with Unpacked(file) as stream:
-            start = stream.read(LOOKED_AT) if stream.packing and file.suffix not in (".npz", ".pt") else b""
-    except TraceError:
-        return None
-    kind = kind_of(start, file.with_suffix(""))
-    return kind and kind._replace(name=f"{kind.name} in a packed file", suffixes=())
-
-
-def _is_tensors(start: bytes) -> bool:
-    """Return whether a file begins with the length of a JSON header, and the header."""
-    return 0 < int.from_bytes(start[:8], "little") < 1 << 27 and start[8:10] in (b'{"', b"{}")
+    is_tensors = 0 < int.from_bytes(start[:8], "little") < 1 << 27 and start[8:10] in (b'{"', b"{}")
+    return _tensors_kind(start, file) if is_tensors else None  # the length of a JSON header, and the header
 
 
 def _tensors_kind(start: bytes, file: Path) -> Kind:
@@ -186,10 +173,8 @@ def _tensors_kind(start: bytes, file: Path) -> Kind:
 
 
 def _zip_kind(file: Path) -> Kind:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+    names = names_in_zip(file)
+    if names is None:
         return Kind("a zip archive that is damaged", (), "download it again")
     if any(name.endswith(".npy") for name in names):
         return Kind("an archive of numpy", (), "rename it to NAME.npz")

@@ -145,9 +145,14 @@ def tables(
             raise TraceError(f"{file}: --where cannot be combined with Parquet; filter it with polars")
         yield from parquet_tables(file, choose)
     elif suffix in (".jsonl", ".json"):
-        records = json_lines(file, skip) if suffix == ".jsonl" else _entries(file)
+        if suffix == ".jsonl":
+            records = json_lines(file, skip)
+        else:
+            entries = objects_in(read_json(file))
+            records = ((at, f"{file} entry {at}", record) for at, record in enumerate(entries))
         rows = _json_rows(file, choose, records, where, alike)
-        yield from _of_rows(file, "entry" if suffix == ".json" else "line", next(rows)[1], rows)
+        places = {name: at for at, name in enumerate(next(rows)[1])}
+        yield from _of_rows(file, "entry" if suffix == ".json" else "line", places, rows)
     else:
         yield from _of_text(file, DELIMITERS.get(suffix, ","), choose, skip, where, names)
 
@@ -159,15 +164,11 @@ def read_table(file: Path, needed: Sequence[str] = ()) -> Table:
     return Table(file, "line", np.concatenate([part.lines for part in parts]), columns)  # type: ignore[arg-type]
 
 
-def _of_rows(file: Path, unit: str, names: list[str], rows: Iterator[Row]) -> Iterator[Table]:
-    """Put cells together row by row. Raises TraceError if there are none."""
-    empty = True
+def _of_rows(file: Path, unit: str, places: Mapping[str, int], rows: Iterator[Row]) -> Iterator[Table]:
+    """Put the cells of columns together row by row; `places` are those of the cells in a row."""
     while some := list(islice(rows, ROWS)):
-        columns = {name: [row[at] for _, row in some] for at, name in enumerate(names)}
-        yield Table(file, unit, [at for at, _ in some], columns)
-        empty = False
-    if empty:
-        raise TraceError(f"{file}: {NO_ROWS}")
+        columns = {name: [row[at] for _, row in some] for name, at in places.items()}
+        yield Table(file, unit, [number for number, _ in some], columns)
 
 
 def header_lines(file: Path, choose: Choose) -> int:
@@ -178,15 +179,14 @@ def header_lines(file: Path, choose: Choose) -> int:
         return sum(1 for _ in takewhile(lambda line: line.startswith("#"), found))
     if suffix != ".jsonl":
         return 0
-    first = [record for _, _, record in islice(json_lines(file, 0), 2)]
-    return int(len(first) > 1 and not _has(first[0], choose) and _has(first[1], choose))
 
+    def has(record: dict[str, Any]) -> bool:
+        try:
+            return bool(choose(tuple(flat(record))))
+        except TraceError:
+            return False
 
-def _has(record: dict[str, Any], choose: Choose) -> bool:
-    try:
-        return bool(choose(tuple(flat(record))))
-    except TraceError:
-        return False
+    return int([has(record) for _, _, record in islice(json_lines(file, 0), 2)] == [False, True])
 
 
 def flat(record: dict[str, Any], depth: int = DEEPEST) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def flat(record: dict[str, Any], depth: int = DEEPEST) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, dict) and depth > 1:
-            found |= {f"{key}.{inner}": each for inner, each in flat(value, depth - 1).items()}
+            found |= {f"{key}.{inner}": cell for inner, cell in flat(value, depth - 1).items()}
         else:
             found[key] = value
     return found
@@ -202,12 +202,11 @@ def flat(record: dict[str, Any], depth: int = DEEPEST) -> dict[str, Any]:
 
 def objects_in(document: Any) -> list[dict[str, Any]]:
     """Return the objects of a JSON list, or of the first list of objects in an object; else the object itself."""
-    if isinstance(document, list):
-        return [each for each in document if isinstance(each, dict)]
-    if not isinstance(document, dict):
-        return []
-    lists = [each for each in document.values() if isinstance(each, list) and each and isinstance(each[0], dict)]
-    return [each for each in lists[0] if isinstance(each, dict)] if lists else [document]
+    entries = document
+    if isinstance(document, dict):
+        lists = (value for value in document.values() if isinstance(value, list) and value)
+        entries = next((entries for entries in lists if isinstance(entries[0], dict)), [document])
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def _of_text(
@@ -240,10 +239,8 @@ def _of_text(
         if columns is None:
             rows = _text_rows(file, delimiter, names, first, lines)
             kept = (row for row in rows if not where or row[1][names.index(where[0])].strip() == where[1])
-            picked = [names.index(name) for name in chosen]
-            while some := list(islice(kept, ROWS)):
-                columns = {name: [row[at] for _, row in some] for name, at in zip(chosen, picked, strict=True)}
-                yield Table(file, "line", [at for at, _ in some], columns)
+            for table in _of_rows(file, "line", {name: names.index(name) for name in chosen}, kept):
+                yield table
                 empty = False
         else:
             yield Table(file, "line", range(first, first + len(lines)), columns)
@@ -328,12 +325,6 @@ def json_lines(file: Path, skip: int, ended: bool = False) -> Iterator[tuple[int
             yield at, place, record
 
 
-def _entries(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield the number, place and object of each entry of a document."""
-    for at, record in enumerate(objects_in(read_json(file))):
-        yield at, f"{file} entry {at}", record
-
-
 def _json_rows(
     file: Path, choose: Choose, records: Iterable[tuple[int, str, dict[str, Any]]], where: Where | None, alike: bool
 ) -> Iterator[Row]:
@@ -384,9 +375,8 @@ def parquet_tables(file: Path, choose: Choose, width: int = 1) -> Iterator[Table
         step = max((ROWS_OF_NUMBERS if plain else ROWS) // width, 1)
         for first in range(0, rows, step):
             frame = lazy.select(chosen).slice(first, step).collect()
-            yield Table(
-                file, "row", range(first + 1, first + 1 + len(frame)), {name: _numbers(frame[name]) for name in chosen}
-            )
+            numbers = range(first + 1, first + 1 + len(frame))
+            yield Table(file, "row", numbers, {name: _numbers(frame[name]) for name in chosen})
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as broken:
         raise TraceError(f"{file}: unreadable Parquet ({shown(broken)}); write it again") from None
     if not rows:

@@ -17,16 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from moereplay.traces.importers.archive import SUFFIXES as PACKED
-from moereplay.traces.importers.archive import Unpacked, packing_of
+from moereplay.traces.importers.archive import Unpacked, files_in, packing_of
 from moereplay.traces.schema import TraceError, shown
 
 PIECE = 1 << 20  #: characters read at a time
 BUFFER = 1 << 18  #: bytes read at a time
 LONGEST_LINE = 1 << 24  #: characters: 32,767 logits of one token take a million
 MOST_BLANK = 1 << 16  #: blank lines in a row
-MOST_JSON = (
-    1 << 26
-)  #: most characters of one document, which is held in memory; Python's lists take twenty times as many bytes
+MOST_JSON = 1 << 26  #: characters of one document, which is held in memory; Python's lists take 20 times as many bytes
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".txt", ".log")
 #: Marks of the order of bytes; UTF-32's begins with UTF-16's.
 MARKS = {
@@ -47,17 +45,13 @@ def suffix_of(path: Path) -> str:
         return path.suffix
     inner = Path(path.stem).suffix
     if path.suffix == ".zip" and inner not in TEXT_SUFFIXES:
-        inner = _suffix_in(path)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = files_in(archive)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+            names = []
+        inner = Path(names[0]).suffix if len(names) == 1 else ""
     return inner if inner in TEXT_SUFFIXES else path.suffix
-
-
-def _suffix_in(archive: Path) -> str:
-    try:
-        with zipfile.ZipFile(archive) as packed:
-            names = [name for name in packed.namelist() if not name.startswith("__MACOSX/") and not name.endswith("/")]
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return ""
-    return Path(names[0]).suffix if len(names) == 1 else ""
 
 
 def encoding_of(start: bytes) -> str:
@@ -206,19 +200,16 @@ def first_lines(file: Path, mark: str, most: int) -> list[str]:
 
 def read_json(file: Path) -> Any:
     """Return the file as one JSON document. Raises TraceError with the position of an error."""
-    parts, count = [], 0
-    if file.stat().st_size > MOST_JSON:
-        raise _too_long(file)
-    for piece in pieces(file):
-        count += len(piece)
-        if count > MOST_JSON:
-            raise _too_long(file)
+    parts: list[str] = []
+    count = file.stat().st_size  # of bytes: packed, they are fewer than the characters
+    for piece in pieces(file) if count <= MOST_JSON else ():
         parts.append(piece)
+        count = sum(map(len, parts))
+        if count > MOST_JSON:
+            break
+    if count > MOST_JSON:
+        raise TraceError(f"{file}: more than {MOST_JSON:,} characters of JSON; write a file per run, or JSON lines")
     return parse_json("".join(parts), str(file))
-
-
-def _too_long(file: Path) -> TraceError:
-    return TraceError(f"{file}: more than {MOST_JSON:,} characters of JSON; write a file per run, or JSON lines")
 
 
 def parse_json(text: str, place: str) -> Any:
@@ -264,19 +255,11 @@ def numbers(cell: Any) -> list[float] | None:
     """Return the numbers of a list `[3, 17]`, `3 17` or `3;17`, or a single number; None for anything else."""
     if isinstance(cell, str) and PLAIN.fullmatch(cell):  # what nearly every file has
         return [int(each) for each in cell.split(" ")]
-    found = [number(each) for each in _parts(cell)]
-    return None if None in found else [each for each in found if each is not None]
-
-
-def _parts(cell: Any) -> list[Any]:
-    if isinstance(cell, list):
-        return cell
-    if not isinstance(cell, str):
-        return [cell]
-    text = cell.strip()
-    if text[:1] + text[-1:] in BRACKETS:
-        text = text[1:-1].strip()
-    return SEPARATORS.split(text)
+    if isinstance(cell, str):
+        text = cell.strip()
+        cell = SEPARATORS.split(text[1:-1].strip() if text[:1] + text[-1:] in BRACKETS else text)
+    found = [number(part) for part in (cell if isinstance(cell, list) else [cell])]
+    return None if None in found else [value for value in found if value is not None]
 
 
 def _parsed(text: str) -> float | None:

@@ -16,7 +16,7 @@ import numpy as np
 from moereplay.traces.geometry import KnownModel
 from moereplay.traces.importers.by_request import moe_layers
 from moereplay.traces.importers.sources import refuse_unreadable
-from moereplay.traces.profiles import NAMES
+from moereplay.traces.profiles import MODULES, NAMES
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
 
 NO_ORDER = "counts have no token order: they give no hit rate without a trace"
@@ -82,23 +82,17 @@ def checked(path: Path, chosen: np.ndarray, notes: tuple[str, ...]) -> Counts:
         raise TraceError(f"{path}: every count is 0: expected how often experts were chosen")
     kept = values[values.any(1)]
     left = [f"{len(values) - len(kept)} layers without choices left out: dense"] if len(kept) < len(values) else []
-    return Counts(kept, (*notes, *left, *_uneven(kept)))
+    sums = kept.sum(1)
+    few = np.flatnonzero(sums < EVEN * sums.max())
+    listed = ", ".join(map(str, few[:4].tolist())) + (", ..." if len(few) > 4 else "")
+    uneven = f"MoE layers {listed} have fewer choices than others: their experts rank lower than they might"
+    return Counts(kept, (*notes, *left, *[uneven] * bool(len(few))))
 
 
 def check_size(path: Path, layers: int, experts: int) -> None:
     """Raise TraceError for sizes that no model has, before memory is allocated."""
     if not 0 < layers <= MOST_LAYERS or not 0 < experts <= MOST_EXPERTS or layers * experts > MOST_CELLS:
         raise TraceError(f"{path}: invalid sizes of {layers:,} layers of {experts:,} experts: expected a model's sizes")
-
-
-def _uneven(chosen: np.ndarray) -> list[str]:
-    """Return a note on layers that were counted for fewer tokens than others."""
-    sums = chosen.sum(1)
-    few = np.flatnonzero(sums < EVEN * sums.max())
-    if not len(few):
-        return []
-    listed = ", ".join(map(str, few[:4].tolist())) + (", ..." if len(few) > 4 else "")
-    return [f"MoE layers {listed} have fewer choices than others: their experts rank lower than they might"]
 
 
 def same_shape(path: Path, names: list[str], arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -137,7 +131,7 @@ def ranked(chosen: np.ndarray, layers: Sequence[int] | None = None) -> list[tupl
 
 def load(name: str) -> Form:
     """Import a format by its name in `NAMES`."""
-    return importlib.import_module(f"moereplay.traces.profiles.{name}").FORM
+    return getattr(importlib.import_module(f"moereplay.traces.profiles.{MODULES[name]}"), name.upper())
 
 
 def detect(path: Path, named: str | None = None) -> Form | None:
@@ -153,5 +147,5 @@ def detect(path: Path, named: str | None = None) -> Form | None:
 
 def markdown() -> str:
     """Return the Markdown table of formats in docs/trace-format.md."""
-    rows = [f"| `{each.name}` | {each.summary} | {each.formats} |" for each in map(load, NAMES)]
+    rows = [f"| `{form.name}` | {form.summary} | {form.formats} |" for form in map(load, NAMES)]
     return "\n".join(["| format | what | read from |", "|---|---|---|", *rows])

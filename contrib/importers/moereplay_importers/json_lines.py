@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.importers.by_request import Keys, Restarts, grids, renumbering
-from moereplay.traces.importers.cell_rows import CellRows
+from moereplay.traces.importers.columns import CellRows
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import NARROW, Rows, Seen, fits, refuse_twice, requests_in, streamed
 from moereplay.traces.importers.table import COUNT, FIELDS, Names, ids_below, tables

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.by_request import renumbering
-from moereplay.traces.importers.cell_rows import CellRows
+from moereplay.traces.importers.columns import CellRows
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, header_for
 from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
 from moereplay.traces.importers.sources import files_of
