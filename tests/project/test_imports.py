@@ -20,6 +20,7 @@ from tests.kit.every import every
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ("tracegen", "traces", "policies", "simulator", "sweeps", "calibration", "results", "analysis")
 PACKAGES = (*STAGES, "commands")
+ANSWER = {f"sweeps.recommend.{name}" for name in ("answer", "engines", "settings")}  #: typed values that analysis tells
 #: What each package may import.
 MAY_IMPORT = {
     "traces": {"traces"},
@@ -29,12 +30,7 @@ MAY_IMPORT = {
     "sweeps": {"sweeps", "simulator", "policies", "results", "traces"},
     "calibration": {"calibration", "simulator", "policies", "results", "traces"},
     "tracegen": {"tracegen", "traces"},
-    "analysis": {
-        "analysis",
-        "results",
-        "traces",
-        *(f"sweeps.recommend.{part}" for part in ("answer", "engines", "settings")),
-    },
+    "analysis": {"analysis", "results", "traces", *ANSWER},
     "commands": set(PACKAGES),
     "moereplay": set(PACKAGES),
 }
