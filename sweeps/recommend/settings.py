@@ -59,9 +59,10 @@ class Setting:
 
     @property
     def what(self) -> tuple[object, ...]:
-        """What distinguishes the setting from others of one machine, whatever its sizes of memory."""
-        mode, sizes = self.mode, (self.fast_bytes, self.gpu_layers, self.ram_bytes, self.disk_bytes)
-        return (self.engine, mode.name, mode.holds, mode.miss, self.machine.kind, *sizes)
+        """What its time depends on, besides the machine's rates: engines that do the same are replayed once."""
+        mode, where = self.mode, (self.fast_bytes, self.gpu_layers, self.ram_bytes, self.disk_bytes)
+        costs = mode.layer_us, mode.step_us, mode.below, mode.overlap, mode.rows_apart
+        return (mode.holds, mode.miss, self.machine.kind, *costs, *where, self.slower, self.fetched)
 
     @property
     def scheme(self) -> tuple[str, str]:
