@@ -108,14 +108,14 @@ BY_HEADING = {
     "first_pass passes_shown",
     "Sampling": "max_new_tokens temperature top_p top_k",
     "Policies": "preset eviction prefetch miss routing policy_file profile sets study top_m top_j mass min_mass_kept",
-    "Cache": "capacity scope contract reset warm resident prefetch_at prefetch_admission memory vram ram positions kv_bits "
-    "runtime",
+    "Cache": "capacity scope contract reset warm resident prefetch_at prefetch_admission memory vram ram positions "
+    "kv_bits runtime",
     "Machine": "platform dense dense_bits device slow_tier throttle threads eager decisions base lanes serial layers",
     "Model": "model device_map dtype quantise quantiser revision expert_bytes expert_bits matrices quant k",
     "Trace": "passes draft lookahead look_ahead logits kind reuse exponent recall decode_tokens layer dense_layers",
     "Checks": "every live check_tokens check_prompt check_requests tolerance_hit_rate tolerance_time",
     "Execution": "engine workers executor address nodes slurm shard budget repeat order_seed seed resume",
-    "Output": "out as_json as_csv csv markdown as_markdown by top events record_to licence brief table errors",
+    "Output": "out verbose figures as_json as_csv csv markdown as_markdown by top events record_to licence brief table errors",
     "Options": "",
 }
 HEADINGS = tuple(BY_HEADING)
