@@ -10,6 +10,7 @@ Tables of `replay` and `sweep show` print the sentences, and the page of `report
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -277,13 +278,24 @@ def listed(tied: Sequence[Entry], names: Sequence[str]) -> str:
     return f"{'; '.join(shown[:-1])} and {shown[-1]}"
 
 
+MOST_LISTED = 60  #: characters of a list of experts that is written out
+
+
+def _listed(value: object) -> str:
+    """Return a setting as text; of a long list of experts the number, and a digest that tells it apart."""
+    text = str(value)
+    if len(text) <= MOST_LISTED or not text.replace(":", "").replace(" ", "").isdigit():
+        return text or "none"
+    return f"{counted(len(text.split()), 'expert')} ({hashlib.sha256(text.encode()).hexdigest()[:6]})"
+
+
 def name_of_set(entry: Entry, names: Sequence[str]) -> str:
     """Name an entry: policies by their names, other settings as `name value`, the capacity last (lru, scope global at
     50%).
     """
     plain = ("preset", "eviction", "prefetch", "miss", "routing")
     words = [
-        str(entry.settings[name]) if name in plain else f"{name} {entry.settings[name]}"
+        str(entry.settings[name]) if name in plain else f"{name} {_listed(entry.settings[name])}"
         for name in names
         if name != "capacity"
     ]
