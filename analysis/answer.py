@@ -140,7 +140,7 @@ def document(of: Answer) -> dict[str, Any]:
 
 
 def _estimate(of: Estimate) -> dict[str, Any]:
-    setting, run = of.setting, of.middle
+    setting = of.setting
     tried = tried_of(of) if setting.engine else None
     return {
         "engine": setting.engine,
@@ -156,7 +156,6 @@ def _estimate(of: Estimate) -> dict[str, Any]:
         "experts_disk_bytes": setting.disk_bytes,
         "memory": [{"parts": memory.parts, "size": memory.size} for memory in of.memory],
         "parts_ns": of.parts._asdict(),
-        "identity": run.result.about["identity"],
         "tried": tried.model_dump(mode="json") if tried else None,
     }
 

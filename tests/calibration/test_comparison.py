@@ -94,7 +94,11 @@ def test_series_of_runs_are_a_section_of_the_page_with_every_refusal(tmp_path, m
     }
     assert written["drafted"]["role"] == "refused" and written["drafted"]["remark"] == "drafts or several requests"
     told = written["desk-20"]
-    assert (told["role"], told["basis"], told["predicted_from"]) == ("held out", "closed form", "desk-40 and desk-0")
+    assert (told["role"], told["basis"], told["predicted_from"]) == (
+        "held out",
+        "replay of a token",
+        "desk-40 and desk-0",
+    )
     assert abs(float(told["error"])) < 1e-3 and float(told["measured"]) > 12  # a step of 12 ms
     page = (tmp_path / "predicted-vs-measured.md").read_text()
     assert "3 runs are held out: median |error| 0.0%" in page
