@@ -217,7 +217,7 @@ def _first_uses(trace: Trace) -> np.ndarray:
 
 def filled(order: Experts, pools: Sequence[int], sizes: Sequence[int], together: int) -> Experts:
     """Return the first experts of an order that fit their pools; with `together`, in complete groups of that size."""
-    left, held = list(pools), []
+    left, held, least, full = list(pools), list[tuple[int, int]](), min(sizes), set[int]()
     step = max(1, together)
     for at in range(0, len(order), step):
         group = order[at : at + step]
@@ -228,6 +228,10 @@ def filled(order: Experts, pools: Sequence[int], sizes: Sequence[int], together:
             held += group
         elif together:
             break
+        elif left[pool] < least:
+            full.add(pool)
+            if len(full) == len(left):
+                break
     return tuple(held)
 
 
