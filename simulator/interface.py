@@ -92,7 +92,7 @@ class RunSpec:
 
     @cached_property
     def start(self) -> list[Listed]:
-        """What --warm lists, by tier from the top down: each has what the ones above it have no room for.
+        """The experts of --warm by tier, from the top down: each tier has those that the ones above have no room for.
 
         Raises ConfigError for more than the tiers hold.
         """

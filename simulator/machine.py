@@ -180,7 +180,7 @@ def priced(rate: float, cores: Cores) -> Roofline:
 
 
 def _alone(cpu: Roofline, cores: Cores | None) -> Roofline:
-    """Return a CPU that computes dense weights too; of a format that nobody names as of Q6_K."""
+    """Return a CPU that computes dense weights too; of an unknown format as of Q6_K."""
     rate = cpu.memory_bytes_per_s
     dense = min(rate, float(round(cores.decoded() * DENSE_BITS / 8))) if cores else rate
     named = {name: cpu.formats.get(name, rate) for name in BITS_PER_WEIGHT} if dense < rate else {}

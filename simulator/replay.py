@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from moereplay import policies
 from moereplay.policies.contract import GIVEN_PROFILE, PolicyError
@@ -206,7 +207,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     geometry = sized(geometry, origin.model, config.dense, config.dense_bits)
     resident = residents(config.resident, geometry)
     ready = Plan(origin, config, chosen, machine, capacity, CopyLayout(geometry, tiers), lower, resident)
-    _check_warm(config.warm, ready.spec(log=False))
+    _check_warm(ready.spec(log=False))
     return ready
 
 
@@ -376,10 +377,9 @@ def _lower_tiers(
     return tuple(sizes)
 
 
-def _check_warm(warm: tuple[tuple[int, int], ...], spec: RunSpec) -> None:
+def _check_warm(spec: RunSpec) -> None:
     """Raises ConfigError for an expert that is resident as well, and for more experts than the tiers hold."""
     resident = set(spec.resident)
-    for layer, expert in warm:
+    for layer, expert in chain.from_iterable(spec.start):
         if resident and (layer * spec.layout.geometry.experts + expert) * spec.layout.precisions in resident:
             raise ConfigError(f"--warm lists expert {expert} of layer {layer}, which --resident has; name it once")
-    spec.start  # noqa: B018 its checks

@@ -1,4 +1,4 @@
-"""What a machine has to run: a model as stored, its memory, how requests decode, and routing to replay.
+"""The load of a machine: a model as stored, its memory, how requests decode, and routing to replay.
 
 A model without a trace gets routing that is drawn from routing models and kept in the user's cache. Of every routing
 the first part is history, from which fixed placements are made and caches are filled; the rest is replayed.
@@ -38,6 +38,9 @@ MOST_TOKENS = 2_048  #: of a recorded trace, history included
 DIGEST = 32  #: bytes of a sha256
 KEPT_SECONDS = 30 * 86_400.0  #: of drawn routing, without use
 UBATCH = 512  #: rows of a prompt whose logits an engine holds at once (llama.cpp's default -ub)
+SMALLER_BY = 0.95  #: of the bytes of the one before
+ACTIVATIONS = 8  #: rows of the width of the residual that a graph holds at once: a layer's inputs, parts and sums
+SMALLER = ("Q4_K_M", "Q3_K_M", "Q2_K")  #: quantisations that are offered in place of a larger one
 #: Formats of the KV cache by their bits: blocks of 32 numbers share a scale of 16 bits.
 KV_FORMATS = {16: ("f16", 16.0), 8: ("q8_0", 8.5), 4: ("q4_0", 4.5)}
 OWN, OTHERS, RECORDED = "the model's own routing", "other models' routing", "recorded routing"
@@ -124,8 +127,18 @@ class Load:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes of fast memory that are not for experts."""
-        return self.dense_bytes + self.kv_bytes + self.runtime_bytes + self.buffer_bytes + self.head_bytes
+        """Bytes of the fast memory of one card that are not for experts."""
+        return sum(self.fixed().values())
+
+    def fixed(self, cards: int = 1, prompt_bytes: int = 0) -> dict[str, int]:
+        """Return the bytes of fast memory that are not for experts, `prompt_bytes` of each card for prompts."""
+        return {
+            "dense weights": self.dense_bytes,
+            "KV cache": self.kv_bytes,
+            "draft layer": self.head_bytes,
+            "compute buffers": (self.buffer_bytes + prompt_bytes) * cards,
+            "runtime": self.runtime_bytes * cards,
+        }
 
     @cached_property
     def traces(self) -> tuple[Trace, ...]:
@@ -158,9 +171,6 @@ def head_bytes(geometry: Geometry, decoding: Decoding) -> int:
     return geometry.experts * geometry.expert_bytes[-1] + dense_of(geometry).layers[-1]
 
 
-SMALLER = ("Q4_K_M", "Q3_K_M", "Q2_K")  #: quantisations that are offered in place of a larger one
-
-
 def smaller_loads(spec: str, options: Options) -> Iterator[tuple[str, Load]]:
     """Yield the same model in smaller quantisations, by name, the largest first."""
     whole = model_load(spec, options)
@@ -171,9 +181,6 @@ def smaller_loads(spec: str, options: Options) -> Iterator[tuple[str, Load]]:
             if load.expert_bytes < SMALLER_BY * before:
                 before = load.expert_bytes
                 yield f"{quant} ({size(load.expert_bytes + load.dense_bytes)})", load
-
-
-SMALLER_BY = 0.95  #: of the bytes of the one before
 
 
 def model_load(spec: str, options: Options) -> Load:
@@ -267,9 +274,6 @@ def _buffers(geometry: Geometry, known: KnownModel | None) -> int:
         return 0
     vocabulary = (geometry.head_params or 0) // hidden
     return 4 * UBATCH * (vocabulary + ACTIVATIONS * hidden)
-
-
-ACTIVATIONS = 8  #: rows of the width of the residual that a graph holds at once: a layer's inputs, parts and sums
 
 
 # -- routing

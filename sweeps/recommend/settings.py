@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from moereplay.simulator.capacity import parse_capacity
+from moereplay.simulator.cards import kept_bytes
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.machine import NO_LIMIT, Machine, with_memory, without_gpu
 from moereplay.simulator.platform import Contention, Measured, Platform, Roofline
@@ -26,12 +27,11 @@ from moereplay.sweeps.recommend.space import STATIC as STAYS
 from moereplay.sweeps.recommend.space import Experts, filled
 from moereplay.traces.geometry import last_layers
 from moereplay.traces.schema import Geometry
-from moereplay.traces.units import GB
 
 #: `holds` of a mode: whole layers, the same number of arbitrary or of the most used experts of each layer, and caches.
 LAYERS, UNIFORM, STATIC, LRU, GLOBAL_LRU = "layers", "uniform", "static", "lru", "lru in one pool"
 PER_LAYER, PLACED = (UNIFORM, STATIC, LRU), (LAYERS, UNIFORM, STATIC)
-SYSTEM = 2 * int(GB)  #: main memory for the operating system and other programs, assumed
+SYSTEM = int(kept_bytes("system", 0))  #: main memory for the operating system and other programs, assumed
 MARGIN = 1 << 30  #: of a card, that engines leave free: llama.cpp's own margin (`--fit-target` 1024 MiB)
 #: Rates that are left to CPU and link when both read main memory: 54 of 63.8 and 23.9 of 24.9 GB/s, as measured on a
 #: 4090 host by FreeToken (arXiv 2608.16157).
@@ -59,15 +59,10 @@ class Setting:
 
     @property
     def what(self) -> tuple[object, ...]:
-        """What its time depends on, besides the machine's rates: engines that do the same are replayed once."""
+        """All that its time depends on besides the machine's rates: equal settings of two engines are replayed once."""
         mode, where = self.mode, (self.fast_bytes, self.gpu_layers, self.ram_bytes, self.disk_bytes)
         costs = mode.layer_us, mode.step_us, mode.below, mode.overlap, mode.rows_apart
         return (mode.holds, mode.miss, self.machine.kind, *costs, *where, self.slower, self.fetched)
-
-    @property
-    def scheme(self) -> tuple[str, str]:
-        """How experts are held and how the others are handled."""
-        return self.mode.holds, self.mode.miss
 
     @property
     def by_routing(self) -> bool:
@@ -299,13 +294,8 @@ class Sum(NamedTuple):
 
 def room_of(load: Load, machine: Machine, engine: Engine) -> int:
     """Return the bytes of fast memory that are left for experts; negative if the rest does not fit."""
-    return machine.memory_bytes - fixed_of(load, machine, engine) - kept_back(machine)
-
-
-def fixed_of(load: Load, machine: Machine, engine: Engine) -> int:
-    """Return the bytes of fast memory that are not for experts: runtime and buffers on every card."""
-    each = load.runtime_bytes + load.buffer_bytes + engine.prompt_bytes
-    return load.fixed_bytes + each * machine.count - load.runtime_bytes - load.buffer_bytes
+    fixed = load.fixed(machine.count, engine.prompt_bytes)
+    return machine.memory_bytes - sum(fixed.values()) - kept_back(machine)
 
 
 def kept_back(machine: Machine) -> int:
@@ -318,15 +308,8 @@ def kept_back(machine: Machine) -> int:
 def memory_of(load: Load, setting: Setting, engine: Engine) -> list[Sum]:
     """Return what lies in fast memory, and in main memory below it."""
     machine = setting.machine
-    parts = {
-        "dense weights": load.dense_bytes,
-        "KV cache": load.kv_bytes,
-        "draft layer": load.head_bytes,
-        "compute buffers": (load.buffer_bytes + engine.prompt_bytes) * machine.count,
-        "runtime": load.runtime_bytes * machine.count,
-        "experts": setting.fast_bytes,
-        "kept free": kept_back(machine),
-    }
+    parts = load.fixed(machine.count, engine.prompt_bytes)
+    parts |= {"experts": setting.fast_bytes, "kept free": kept_back(machine)}
     fast = Sum({name: size for name, size in parts.items() if size}, machine.memory_bytes)
     if not machine.has_main_memory:
         return [fast]

@@ -224,7 +224,7 @@ class Engine(Frozen):
     def tried_with(self, mode: Mode, kind: str = "") -> Tried | None:
         """Return the runs that are known of a kind of answer or of a mode, or the engine's where it states no other."""
         if self.kinds:
-            return self.kinds.get(kind)  # type: ignore[call-overload]
+            return next((tried for name, tried in self.kinds.items() if name == kind), None)
         return self.tried if all(each.tried is None for each in self.modes) else mode.tried
 
     @field_validator("modes")
