@@ -153,6 +153,12 @@ def drawn(tree: Path, count: int, seed: int, rooms: Sequence[str] = ROOMS) -> li
     return [dice.choice(places[room]) for room in dice.choices(rooms, list(lines.values()), k=count)]
 
 
+def part_of(chosen: Sequence[Mutant], part: str) -> Sequence[Mutant]:
+    """Return every n-th of them from the k-th on, for a part K/N: several processes or sessions share a draw."""
+    first, _, of = part.partition("/")
+    return chosen[int(first) - 1 :: int(of)]
+
+
 def concerning(tree: Path, mutant: Mutant) -> list[str]:
     """Return the test files that name the mutant's module, and those of its room; fewest imports away first."""
     imports = _imports(tree)
@@ -247,12 +253,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", default=",".join(ROOMS), help="several separated by commas")
     parser.add_argument("--seconds", type=int, default=300, help="of CPU time for the tests of a mutant")
+    parser.add_argument("--part", default="1/1", help="K/N: every N-th mutant of the draw from the K-th on")
     asked = parser.parse_args(arguments)
     verdicts, failing = list[Verdict](), set[str]()
     with TemporaryDirectory() as folder:
         copy = Path(folder)
         copied(asked.tree, copy)
-        for mutant in drawn(copy, asked.count, asked.seed, asked.rooms.split(",")):
+        for mutant in part_of(drawn(copy, asked.count, asked.seed, asked.rooms.split(",")), asked.part):
             verdicts.append(verdict(copy, mutant, asked.seconds, failing))
             print(mutant.shown((copy / mutant.file).read_text("utf-8")), verdicts[-1].ending, "", sep="\n", flush=True)
     print(*table(verdicts), sep="\n")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
 
 import numpy as np
 from torch import Tensor
@@ -18,6 +21,19 @@ LAYERS, EXPERTS, K = 2, 8, 2
 HIDDEN = 32
 BYTES = 3 * HIDDEN * HIDDEN * 2  #: of an expert at 16 bits: 6,144, a page and a half
 RATE = BYTES / 4e-3  #: bytes per second: a transfer takes 4 ms
+
+
+def undisturbed(test: Callable[..., None]) -> Callable[..., None]:
+    """Try a comparison with the clock up to five times: another process may hold the core during one of them."""
+
+    @wraps(test)
+    def tried(*arguments: object, **named: object) -> None:
+        for _ in range(4):
+            with suppress(AssertionError):
+                return test(*arguments, **named)
+        return test(*arguments, **named)
+
+    return tried
 
 
 def trace_of(tokens: int = 10, prompt: int = 2, seed: int = 5) -> Trace:

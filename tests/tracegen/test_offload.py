@@ -26,7 +26,7 @@ from moereplay.tracegen.offload.study import agreement, figures
 from moereplay.traces.geometry import known
 from tests.kit import offloading
 from tests.kit.every import every
-from tests.kit.offloading import RATE, Broken, bench_of, config_of, geometry, trace_of
+from tests.kit.offloading import RATE, Broken, bench_of, config_of, geometry, trace_of, undisturbed
 
 ABOUT = Calibration(device="here")
 
@@ -49,6 +49,7 @@ def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contr
 
 
 @every("settings", [{}, {"prefetch": "top_k"}, {"miss": "cpu"}, {"miss": "lowest_bit:bits=16/8"}])
+@undisturbed
 def test_a_replay_of_measured_durations_takes_what_the_run_took(settings):
     trace, config = trace_of(), config_of(**settings)
     ran, durations = bench_of(trace, [config]).measured(trace, config, RATE)
@@ -96,6 +97,7 @@ def assert_parts_are_those_of(ran: Ran, closure: Ran, within: float) -> None:
 
 @pytest.mark.parametrize("way", ["compiled", "reference"])
 @pytest.mark.parametrize("contract", ["atomic", "sequential"])
+@undisturbed
 def test_the_parts_of_a_run_are_those_that_a_replay_of_its_durations_gives(way, contract):
     """Computing takes a millisecond and reading nearly none: what the engine itself takes is no stall."""
     trace, config = trace_of(), config_of(contract=contract)
@@ -114,6 +116,7 @@ def test_the_parts_of_a_run_are_those_that_a_replay_of_its_durations_gives(way, 
 
 
 @every("way", ["compiled", "reference"])
+@undisturbed
 def test_a_link_that_compute_waits_for_is_a_stall_in_both(way):
     trace, config = trace_of(), config_of()
     bench = sleeping(bench_of(trace, [config], way=way), 1e-4, 1e-4)
@@ -123,6 +126,7 @@ def test_a_link_that_compute_waits_for_is_a_stall_in_both(way):
 
 
 @every("way", ["compiled", "reference"])
+@undisturbed
 def test_experts_of_a_few_kilobytes_are_replayed_in_the_time_they_took(way):
     """With real products, from memory: most of the time is the engine's own."""
     trace, config = trace_of(40), config_of()
