@@ -209,6 +209,9 @@ bench-recording: .venv/record.stamp  ## what recording costs over plain generate
 bench: .venv/dev.stamp       ## speed of the compiled engine, the reference engine and libCacheSim (a quiet machine!)
 	$(BIN)/python benchmarks/engine_speed.py --out runs/engine_speed.json
 
+bench-count: .venv/dev.stamp ## instructions and cache misses per access by valgrind, exact on any load (3 minutes)
+	NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES= $(BIN)/python benchmarks/count.py --limits benchmarks/count.json
+
 bench-cost: .venv/dev.stamp  ## fixed costs of a replay: in a warm process, of the command, and of the first one (2 minutes)
 	$(BIN)/python benchmarks/fixed_cost.py --out runs/fixed_cost.json
 

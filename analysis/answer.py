@@ -331,12 +331,12 @@ def span(gain: Range) -> str:
 
 
 def _improve(of: Answer) -> Iterator[str]:
-    """Yield what to buy, and the smaller quantisation to take."""
+    """Yield what makes it faster, and the smaller quantisation to take."""
     if of.more:
         parts = [f"{more.what}: {digits(more.tokens_per_s, 3)} ({percent(more.gain)} more)" for more in of.more[:HEAD]]
-        yield f"to buy: {'; '.join(parts)}"
+        yield f"faster with: {'; '.join(parts)}"
     else:
-        yield "to buy: no single upgrade (larger, or twice as fast) gains more than 1%"
+        yield "faster with: no single change (larger, or twice as fast) gains more than 1%"
     if of.smaller:
         parts = [f"{more.what}: {digits(more.tokens_per_s, 3)} tokens/s" for more in of.smaller]
         yield f"smaller quantisations, which lose quality: {'; '.join(parts)}"

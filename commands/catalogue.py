@@ -104,6 +104,9 @@ class Parts(NamedTuple):
     ] = ""
     link: Annotated[str, typer.Option(help="Link of the GPU: 4.0x16, or a rate such as 25GB/s.")] = ""
     disk: Annotated[str, typer.Option(help="Rate of disk reads: 3.5GB/s; none if RAM holds every expert.")] = ""
+    headless: Annotated[
+        bool, typer.Option("--headless", help="No desktop on the card: others keep 1% of its memory, not 8%.")
+    ] = False
     cores: Annotated[str, typer.Option(help="CPU cores, with their kind if known: 8, 8xAVX2, 16xAVX512.")] = ""
 
     def machine(self) -> Machine:

@@ -265,7 +265,7 @@ def _machine_of(settings: options.Given, given: Given, parts: Parts) -> Machine:
     if named + given.here + bool(parts.gpu) > 1:
         raise ConfigError("--platform, --here and --gpu cannot be combined: each describes the machine")
     if named:
-        for name in ("ram_rate", "link", "cores"):
+        for name in ("ram_rate", "link", "cores", "headless"):
             if getattr(parts, name):
                 option = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{option} cannot be combined with --platform, which has that value")

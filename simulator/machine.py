@@ -263,14 +263,27 @@ def of_platform(platform: Platform, memory: str = "", ram: str = "", disk: str =
 
 
 def assembled(
-    *, gpu: str = "", vram: str = "", ram: str = "", ram_rate: str = "", disk: str = "", cores: str = "", link: str = ""
+    *,
+    gpu: str = "",
+    vram: str = "",
+    ram: str = "",
+    ram_rate: str = "",
+    disk: str = "",
+    cores: str = "",
+    link: str = "",
+    headless: bool = False,
 ) -> Machine:
-    """Return a machine from the parts that are named, `vram` of each card; others are assumed. Raises ConfigError."""
+    """Return a machine from the parts that are named, `vram` of each card; others are assumed. Raises ConfigError.
+
+    `headless`: no desktop keeps memory of the card.
+    """
     assumed: list[str] = []
     count, gpu = several(gpu)
     found = _card(gpu, vram, assumed)
     if count > 1 and (found is None or found.is_unified):
         raise ConfigError(f"invalid --gpu {shown(gpu)!r}: expected a card with its own memory where there are {count}")
+    if headless and (found is None or found.is_unified):
+        raise ConfigError("--headless requires a GPU with its own memory: pass --gpu or --vram")
     if link and (found is None or found.is_unified):
         raise ConfigError("--link requires a GPU with its own memory: pass --gpu or --vram")
     memory = _size(ram, found, assumed)
@@ -286,7 +299,8 @@ def assembled(
         platform = _one_memory(None, _alone(cpu, kinds[1]), memory, reads)
         return Machine(platform, 0, reads, READ_NS, tuple(assumed), **about)
     size = memory_of(vram, "vram") if vram else found.vram_bytes
-    platform = _with_gpu(found, count, size, _link(link, found), cpu, (memory, reads))
+    kept = count * kept_bytes(NO_DISPLAY if headless else found.keeps, size)
+    platform = _with_gpu(found, count, (size, kept), _link(link, found), cpu, (memory, reads))
     if not gpu:
         platform = platform.model_copy(update={"name": f"a card of {sold(size)}"})
     return Machine(platform, memory, reads, READ_NS, tuple(assumed), count, **about)
@@ -335,8 +349,10 @@ def _processor(found: Card) -> Roofline:
     return Roofline(flops=found.flops, memory_bytes_per_s=rate, launch_ns=LAUNCH_NS, kv_bytes_per_s=rate)
 
 
-def _with_gpu(found: Card, count: int, vram: int, wire: float, cpu: Roofline, below: tuple[int, float]) -> Platform:
-    memory, reads = below
+def _with_gpu(
+    found: Card, count: int, fast: tuple[int, float], wire: float, cpu: Roofline, below: tuple[int, float]
+) -> Platform:
+    (vram, kept), (memory, reads) = fast, below
     name = f"{count} x {found.name}" if count > 1 else found.name
     tier = LowerTier(name="RAM", capacity=f"{memory}B", bytes_per_s=reads, latency_ns=READ_NS)
     return Platform(
@@ -344,7 +360,7 @@ def _with_gpu(found: Card, count: int, vram: int, wire: float, cpu: Roofline, be
         summary=f"{name} with {sold(memory)} of RAM",
         source=f"{found.source}; rates of RAM, link and disk as given or assumed",
         memory_bytes=float(count * vram),
-        reserve_bytes=count * kept_bytes(found.keeps, vram),
+        reserve_bytes=kept,
         slow_tier="disk",
         links=(Link(bytes_per_s=wire, latency_ns=COPY_NS),),
         tiers=(tier,),
@@ -376,6 +392,7 @@ CARD_SIZES = (8, 10, 12, 16, 24, 32, 48, 80, 96, 141, 192)  #: GiB
 KIT_SIZES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  #: GiB of main memory
 MODULES = ("2xDDR5-5600", "4xDDR5-5600", "8xDDR5-4800", "12xDDR5-6400")
 DISKS = (0.55e9, 3.5e9, 7e9, 14e9)  #: bytes/s of SATA, and of NVMe on four lanes of PCIe 3, 4 and 5
+NO_DISPLAY = "compute"  #: what others keep of a card without a desktop, in cards.toml
 LARGER = 1.2  #: times as large, or as fast, as the part at hand is one to think of
 
 
@@ -392,6 +409,10 @@ def better(machine: Machine, expert_bytes: int) -> Iterator[tuple[str, Machine]]
     platform, name = machine.platform, machine.platform.fast_tier
     size = machine.memory_bytes
     if machine.kind == "gpu":
+        free = kept_bytes(NO_DISPLAY, int(size))
+        if (platform.reserve_bytes or 0) > free:
+            alone = machine._replace(platform=platform.model_copy(update={"reserve_bytes": free}))
+            yield "no desktop on the card (--headless)", alone
         larger = [gib * GIB for gib in CARD_SIZES if gib * GIB > size * LARGER]
         for more in larger[:2]:
             yield f"{name} of {sold(more)} in place of {sold(size)}", with_memory(machine, more)

@@ -33,6 +33,11 @@ class Dense(NamedTuple):
         """Bytes that every token reads."""
         return sum(self.layers) + self.head
 
+    @property
+    def table(self) -> int:
+        """Bytes of a stated embedding table that a token reads one row of."""
+        return self.resident - self.read
+
 
 def check_dense_bits(text: str) -> float:
     """Return the bits of `4.85`, or of a format by name. Raises ValueError."""

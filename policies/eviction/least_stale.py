@@ -40,14 +40,16 @@ def key(now, experts, copies, own, y):
     """Return the key: class first, then the order of the chosen reading."""
     current = is_current(now, experts, copies, y)
     order = own.par[ORDER]
-    if order == A:
-        inside = y
-    elif order == B or (current and own.par[CURRENT] == FIFO):
+    if order != A and (order == B or (current and own.par[CURRENT] == FIFO)):
         inside = experts[expert_of(now, y)]["last_use"]
+    elif order == C:
+        inside = now["layers"] - layers_ahead(now, experts, y)
+    elif order == A:
+        inside = y
     else:
         ahead, layer = layers_ahead(now, experts, y), experts[expert_of(now, y)]["layer"]
         passed = layer < now["layer"] or ahead == now["layers"]
-        inside = layer - now["layers"] if order == D and passed else now["layers"] - ahead
+        inside = layer - now["layers"] if passed else now["layers"] - ahead
     return inside + CLASS if current else inside
 
 

@@ -26,7 +26,7 @@ from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.parts import keep
 from moereplay.sweeps.recommend.decoding import PLAIN, Asked
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
-from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.load import Load, middle
 from moereplay.sweeps.recommend.prompts import First, first_token, streaming_wins
 from moereplay.sweeps.recommend.settings import (
     GLOBAL_LRU,
@@ -66,11 +66,6 @@ class Range(NamedTuple):
     least: float
     middle: float
     most: float
-
-
-def middle(many: int) -> int:
-    """Return which of so many routings, in their order, settings are compared at."""
-    return (many - 1) // 2
 
 
 class Parts(NamedTuple):

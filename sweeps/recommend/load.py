@@ -60,6 +60,11 @@ class Options:
     draft: str = OFF
 
 
+def middle(many: int) -> int:
+    """Return which of so many routings, in their order, settings are compared at."""
+    return (many - 1) // 2
+
+
 @dataclass(frozen=True, eq=False)
 class Routing:
     """One routing: ids of the experts that were chosen, (T, L, k), before the replay and in it."""
@@ -111,6 +116,11 @@ class Load:
         return dense_of(self.geometry).resident
 
     @property
+    def table_bytes(self) -> int:
+        """Bytes of an embedding table among the dense weights."""
+        return dense_of(self.geometry).table
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of the KV caches of all streams."""
         return round(self.decoding.streams * self.geometry.kv_held(self.context) * self.kv_share)
@@ -130,10 +140,13 @@ class Load:
         """Bytes of the fast memory of one card that are not for experts."""
         return sum(self.fixed().values())
 
-    def fixed(self, cards: int = 1, prompt_bytes: int = 0) -> dict[str, int]:
-        """Return the bytes of fast memory that are not for experts, `prompt_bytes` of each card for prompts."""
+    def fixed(self, cards: int = 1, prompt_bytes: int = 0, table_below: bool = False) -> dict[str, int]:
+        """Return the bytes of fast memory that are not for experts.
+
+        `prompt_bytes` of each card are for prompts; `table_below`: the embedding table is in main memory.
+        """
         return {
-            "dense weights": self.dense_bytes,
+            "dense weights": self.dense_bytes - self.table_bytes * table_below,
             "KV cache": self.kv_bytes,
             "draft layer": self.head_bytes,
             "compute buffers": (self.buffer_bytes + prompt_bytes) * cards,
@@ -213,7 +226,7 @@ def load_of(model: str, geometry: Geometry, context: int) -> Load:
     """Return the load of a geometry that stands in no file, with the middle routing for a model of its name."""
     load = _load(Options(context=context), geometry, model, model, recognised(model, geometry))
     candidates = routings_for(model, geometry)
-    return replace(load, routings=_drawn([candidates[(len(candidates) - 1) // 2]], 1))
+    return replace(load, routings=_drawn([candidates[middle(len(candidates))]], 1))
 
 
 def trace_load(path: Path, options: Options) -> Load:

@@ -14,7 +14,7 @@ import numpy as np
 
 from moereplay.simulator.replay import replay
 from moereplay.sweeps.recommend.engines import Prompt, engine
-from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.load import Load, middle
 from moereplay.sweeps.recommend.settings import Setting
 from moereplay.traces.drafts import OFF
 from moereplay.traces.schema import Header, Request, Trace, memory_trace
@@ -48,15 +48,15 @@ def first_token(load: Load, setting: Setting, tokens: int) -> First | None:
     """Return the first token of a prompt on a setting's engine; None if it is not known how it computes prompts."""
     slots = setting.fast_bytes * load.geometry.experts * load.geometry.layers // load.expert_bytes
     rule = rule_of(engine(setting.engine).prompts, tokens, load.geometry.k, slots)
-    return rule and First(setting.engine, rule.how, tokens, seconds(load, setting, tokens, rule.how, rule.batch))
+    return rule and First(setting.engine, rule.how, tokens, seconds(load, setting, tokens, rule))
 
 
-def seconds(load: Load, setting: Setting, tokens: int, how: str, batch: int) -> float:
-    """Return the seconds of a prompt of so many tokens, in batches of `batch` (0: all at once)."""
-    misses = {"cpu": "cpu", "cache": setting.mode.miss}.get(how, "fetch")
+def seconds(load: Load, setting: Setting, tokens: int, rule: Prompt) -> float:
+    """Return the seconds of a prompt of so many tokens under a rule."""
+    misses = {"cpu": "cpu", "cache": setting.mode.miss}.get(rule.how, "fetch")
     mode = setting.mode.model_copy(update={"miss": misses})
-    config = replace(setting, mode=mode).config(load, 0)
-    passes = f"chunk:{batch}" if 0 < batch < tokens else "recorded"
+    config = replace(setting, mode=mode, uploads=rule.uploads).config(load, middle(len(load.routings)))
+    passes = f"chunk:{rule.batch}" if 0 < rule.batch < tokens else "recorded"
     config = config.model_copy(update={"passes": passes, "draft": OFF, "prefetch": "none"})
     (row,) = replay(_prompt(load, tokens), config).per_request
     return row["ttft_ns"] / 1e9
@@ -64,15 +64,18 @@ def seconds(load: Load, setting: Setting, tokens: int, how: str, batch: int) -> 
 
 def _prompt(load: Load, tokens: int) -> Trace:
     """Return a prompt whose routing is that of the load's text, repeated."""
-    ids = np.concatenate([load.routings[0].history, load.routings[0].ids])
+    routing = load.routings[middle(len(load.routings))]
+    ids = np.concatenate([routing.history, routing.ids])
     return memory_trace(Header(geometry=load.geometry), [Request(np.resize(ids, (tokens, *ids.shape[1:])), tokens)])
 
 
 def streaming_wins(load: Load, setting: Setting) -> int:
-    """Return the shortest prompt whose experts are sooner streamed than computed by the CPU; 0 if none, or no CPU."""
-    if setting.machine.platform.cpu is None or not setting.ram_bytes:
+    """Return the shortest prompt whose experts the engine streams sooner than the CPU computes them; 0 if none."""
+    streamed = next((rule for rule in engine(setting.engine).prompts if rule.how in ("touched", "layers")), None)
+    if setting.machine.platform.cpu is None or not setting.ram_bytes or streamed is None:
         return 0
+    computed = streamed.model_copy(update={"how": "cpu"})
     for tokens in LENGTHS:
-        if seconds(load, setting, tokens, "touched", 512) < seconds(load, setting, tokens, "cpu", 512):
+        if seconds(load, setting, tokens, streamed) < seconds(load, setting, tokens, computed):
             return tokens
     return 0

@@ -55,6 +55,7 @@ class Setting:
     ram_bytes: int  #: of experts, in main memory
     disk_bytes: int  #: of experts that neither holds
     slower: float = 1  #: times the price of a miss on the machine
+    uploads: float = 1  #: times the price of the link
     fetched: float | None = None  #: share of the misses that cross the link beside the CPU, where it was measured
 
     @property
@@ -62,7 +63,7 @@ class Setting:
         """All that its time depends on besides the machine's rates: equal settings of two engines are replayed once."""
         mode, where = self.mode, (self.fast_bytes, self.gpu_layers, self.ram_bytes, self.disk_bytes)
         costs = mode.layer_us, mode.step_us, mode.below, mode.overlap, mode.rows_apart
-        return (mode.holds, mode.miss, self.machine.kind, *costs, *where, self.slower, self.fetched)
+        return (mode.holds, mode.miss, self.machine.kind, *costs, *where, self.slower, self.uploads, self.fetched)
 
     @property
     def by_routing(self) -> bool:
@@ -129,9 +130,9 @@ class Setting:
             link = base.links[0].model_copy(update={"bytes_per_s": reads * slow})
             overlap = "arrival" if mode.overlap else "none"
             return base.model_copy(update=change | {"links": (link,), "overlap": overlap})
-        starts = sync if mode.miss != "cpu" else 0
+        starts, dearer = sync if mode.miss != "cpu" else 0, self.slower * self.uploads
         links = tuple(
-            link.model_copy(update={"start_ns": link.start_ns or starts, "bytes_per_s": link.bytes_per_s / self.slower})
+            link.model_copy(update={"start_ns": link.start_ns or starts, "bytes_per_s": link.bytes_per_s / dearer})
             for link in base.links
         )
         tiers = self._tiers(base, slow, max(load.geometry.expert_bytes)) if self.disk_bytes else ()
@@ -247,7 +248,7 @@ def setting_at(load: Load, machine: Machine, engine: Engine, mode: Mode, fast: i
     """Yield the setting with the given bytes of experts in fast memory, if the rest fits elsewhere."""
     everything = load.expert_bytes
     below = everything if mode.copies and fast < everything else everything - fast
-    room = max(0, machine.ram_bytes - SYSTEM) if machine.has_main_memory else 0
+    room = max(0, machine.ram_bytes - sum(_beside(load, engine).values())) if machine.has_main_memory else 0
     ram = min(below, room)
     disk = below - ram
     if disk and (mode.below == "none" or machine.disk_bytes_per_s is None):
@@ -293,27 +294,45 @@ class Sum(NamedTuple):
 
 
 def room_of(load: Load, machine: Machine, engine: Engine) -> int:
-    """Return the bytes of fast memory that are left for experts; negative if the rest does not fit."""
-    fixed = load.fixed(machine.count, engine.prompt_bytes)
-    return machine.memory_bytes - sum(fixed.values()) - kept_back(machine)
+    """Return the bytes of fast memory that are left for experts; negative if the rest does not fit.
+
+    On every card an engine keeps its margin free, but for a model that fits whole.
+    """
+    room = machine.memory_bytes - sum(_fixed(load, machine, engine).values()) - kept_back(machine)
+    return room if room >= load.expert_bytes else room - _margin(machine)
 
 
 def kept_back(machine: Machine) -> int:
-    """Return the bytes of fast memory that stay free: what others keep, and an engine's margin on each card."""
+    """Return the bytes of fast memory that others keep."""
     stated = machine.platform.reserve_bytes
-    others = int(stated) if stated is not None else 0 if machine.kind == "gpu" else SYSTEM
-    return others + (MARGIN * machine.count if machine.kind == "gpu" else 0)
+    return int(stated) if stated is not None else 0 if machine.kind == "gpu" else SYSTEM
+
+
+def _margin(machine: Machine) -> int:
+    return MARGIN * machine.count if machine.kind == "gpu" else 0
+
+
+def _fixed(load: Load, machine: Machine, engine: Engine) -> dict[str, int]:
+    """Return the bytes of fast memory that are not for experts."""
+    return load.fixed(machine.count, engine.prompt_bytes, engine.table_below and machine.has_main_memory)
+
+
+def _beside(load: Load, engine: Engine) -> dict[str, int]:
+    """Return the bytes of main memory that are not for experts."""
+    return {"embedding table": load.table_bytes * engine.table_below, "the system": SYSTEM}
 
 
 def memory_of(load: Load, setting: Setting, engine: Engine) -> list[Sum]:
     """Return what lies in fast memory, and in main memory below it."""
     machine = setting.machine
-    parts = load.fixed(machine.count, engine.prompt_bytes)
-    parts |= {"experts": setting.fast_bytes, "kept free": kept_back(machine)}
+    parts = _fixed(load, machine, engine)
+    free = kept_back(machine) + _margin(machine) * (setting.fast_bytes < load.expert_bytes)
+    parts |= {"experts": setting.fast_bytes, "kept free": free}
     fast = Sum({name: size for name, size in parts.items() if size}, machine.memory_bytes)
     if not machine.has_main_memory:
         return [fast]
-    return [fast, Sum({"experts": setting.ram_bytes, "the system": SYSTEM}, machine.ram_bytes)]
+    below = {"experts": setting.ram_bytes} | _beside(load, engine)
+    return [fast, Sum({name: size for name, size in below.items() if size}, machine.ram_bytes)]
 
 
 def expert_us(load: Load, machine: Machine) -> dict[str, float]:

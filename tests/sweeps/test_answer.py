@@ -26,6 +26,7 @@ from moereplay.sweeps.recommend.settings import (
     GLOBAL_LRU,
     LAYERS,
     MAPPED,
+    MARGIN,
     Setting,
     kept_back,
     memory_of,
@@ -182,7 +183,8 @@ def test_the_sums_of_memory_hold_everything_and_leave_a_margin() -> None:
             for setting in settings(of, on, made, ladder=True):
                 memories = memory_of(of, setting, made)
                 assert all(memory.total <= memory.size for memory in memories)
-                assert memories[0].parts["kept free"] == kept_back(setting.machine) > 0
+                divided = setting.machine.kind == "gpu" and setting.fast_bytes < of.expert_bytes
+                assert memories[0].parts["kept free"] == kept_back(setting.machine) + divided * MARGIN > 0
                 held = setting.fast_bytes + setting.ram_bytes + setting.disk_bytes
                 assert held >= of.expert_bytes or setting.mode.copies
     assert load(context=1000, kv_bits=8).kv_bytes == pytest.approx(of.kv_bytes * 8.5 / 16)
@@ -402,7 +404,8 @@ def test_a_prompt_is_computed_by_the_rule_that_its_batch_reaches() -> None:
     short, long = first_token(of, setting, 16), first_token(of, setting, 600)
     assert short and long and (short.how, long.how) == ("cpu", "touched") and short.seconds < long.seconds
     # 600 tokens in two batches of 512: experts outside VRAM cross the link twice
-    link = 2 * (of.expert_bytes - setting.fast_bytes) / on.platform.links[0].bytes_per_s
+    # from memory that is not pinned
+    link = 1.87 * 2 * (of.expert_bytes - setting.fast_bytes) / on.platform.links[0].bytes_per_s
     assert link < long.seconds < 1.3 * link
     found = prompt_of(answer(of, on, "llama.cpp"), 600)
     assert found.engines[0].seconds == long.seconds and found.streaming_from > 0

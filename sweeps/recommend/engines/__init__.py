@@ -186,6 +186,7 @@ class Prompt(Frozen):
     how: Literal["cpu", "touched", "layers", "waves", "cache"]
     batch: int = Field(default=0, ge=0)  #: tokens that are computed at a time by default; 0: not known
     knob: str = ""  #: what sets the batch or the least
+    uploads: float = Field(default=1, ge=1)  #: times the price of the link, from memory that is not pinned
     source: str
 
 
@@ -211,7 +212,8 @@ class Engine(Frozen):
     uniform: bool = False  #: experts are placed evenly, unless a flag names a list of their use
     prompt_batch: int = Field(default=0, ge=0)  #: tokens of a prompt at a time; 0: not known
     prompt_bytes: int = Field(default=0, ge=0)  #: of each card, kept for prompts
-    defaults: str = ""  #: source of these four
+    table_below: bool = False  #: the embedding table stays in main memory
+    defaults: str = ""  #: source of these five
     prompts: tuple[Prompt, ...] = ()
     modes: tuple[Mode, ...] = Field(min_length=1)
     tried: Tried | None = None
