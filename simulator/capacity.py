@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.dense import assumption, dense_of, recorded, resolved, with_bits, with_bytes
@@ -343,8 +346,24 @@ def residents(listed: Listed, geometry: Geometry) -> Listed:
     return tuple(named)
 
 
+def pairs_of(listed: Listed) -> np.ndarray:
+    """Return a list as an array (n, 2) of layers and experts. Raises OverflowError for numbers of more than 64 bits."""
+    return np.fromiter(chain.from_iterable(listed), np.int64, 2 * len(listed)).reshape(-1, 2)
+
+
+def bytes_before(pools: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the bytes that a list names before each entry in the same pool, by every entry's pool and size."""
+    order = np.argsort(pools, kind="stable")
+    of, ends = pools[order], np.cumsum(sizes[order])
+    before = np.empty_like(ends)
+    before[order] = ends - sizes[order] - (ends - sizes[order])[np.searchsorted(of, of)]
+    return before
+
+
 def check_experts(option: str, listed: Listed, geometry: Geometry) -> None:
     """Raises ConfigError for an expert that is listed twice, or that the model lacks."""
+    if _has_each_once(listed, geometry):
+        return
     for (layer, expert), times in Counter(listed).items():
         if times > 1:
             raise ConfigError(f"{option} lists expert {expert} of layer {layer} {times} times")
@@ -353,6 +372,15 @@ def check_experts(option: str, listed: Listed, geometry: Geometry) -> None:
                 f"{option} lists expert {expert} of layer {layer}; "
                 f"the model has {geometry.layers} layers of {geometry.experts}"
             )
+
+
+def _has_each_once(listed: Listed, geometry: Geometry) -> bool:
+    try:
+        pairs = pairs_of(listed)
+    except OverflowError:
+        return False
+    inside = (pairs >= 0).all() and (pairs < (geometry.layers, geometry.experts)).all()
+    return bool(inside) and int(np.bincount(pairs @ (geometry.experts, 1), minlength=1).max()) <= 1
 
 
 def room(
