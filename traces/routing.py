@@ -136,7 +136,7 @@ class Noise:
     """The random numbers of one layer, from which scores of any strengths follow. T tokens, R requests, E experts."""
 
     def __init__(self, model: RoutingModel, layer: int, lengths: Sequence[int], seed: int, text: np.ndarray) -> None:
-        from scipy.special import ndtri  # here and below: importing scipy takes a second, which every command would pay
+        from scipy.special import ndtri  # here: importing scipy takes a moment, which every command would pay
 
         tokens, experts = sum(lengths), model.experts
 
@@ -163,15 +163,17 @@ class Noise:
 
     def _faded(self, normals: np.ndarray, tokens: float) -> np.ndarray:
         """Return an autoregressive process (T, E) of variance 1 that restarts with each request."""
-        from scipy.signal import lfilter
-
         keep = exp(-1 / tokens)
         fresh = (1 - keep * keep) ** 0.5
         out = np.empty_like(normals)
         for first, last in zip(self._starts[:-1], self._starts[1:], strict=True):
             rows = normals[first:last] * np.float32(fresh)
             rows[0] /= np.float32(fresh)
-            out[first:last] = lfilter([1.0], [1.0, -keep], rows, axis=0)
+            now = np.zeros(rows.shape[1])  # of 64 bits
+            for at, row in enumerate(rows, first):
+                now *= keep
+                now += row
+                out[at] = now
         return out
 
 

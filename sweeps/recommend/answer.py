@@ -20,8 +20,7 @@ from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import CARD_SIZES, KIT_SIZES, NO_LIMIT, Machine, better, with_memory, without_gpu
 from moereplay.simulator.platform import Roofline
-from moereplay.simulator.platforms import as_toml
-from moereplay.simulator.platforms import kept
+from moereplay.simulator.platforms import as_toml, kept
 from moereplay.simulator.replay import ENGINES, counters_of
 from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.parts import keep

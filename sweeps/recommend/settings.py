@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import compress, islice, product
 from statistics import fmean
 from typing import NamedTuple
 
-from moereplay.simulator.capacity import parse_capacity
+import numpy as np
+
+from moereplay.simulator.capacity import pairs_of, parse_capacity
 from moereplay.simulator.cards import kept_bytes
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.machine import NO_LIMIT, Machine, with_memory, without_gpu
@@ -101,9 +103,10 @@ class Setting:
         """Return the experts that main memory holds at the start, where it cannot hold all: the most used others."""
         if not self.disk_bytes or not self.machine.has_main_memory:
             return ()
-        there = set(warm)
-        others = tuple(pair for pair in order if pair not in there)
-        return filled(others, (self.ram_bytes,), load.geometry.expert_bytes, 1)
+        others = np.ones((load.geometry.layers, load.geometry.experts), bool)
+        others[tuple(pairs_of(warm).T)] = False
+        left = compress(order, others[tuple(pairs_of(order).T)].tolist())
+        return filled(tuple(left), (self.ram_bytes,), load.geometry.expert_bytes, 1)
 
     def platform(self, load: Load) -> Platform:
         """Return the machine with the prices of this setting."""
