@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
@@ -348,7 +349,16 @@ def residents(listed: Listed, geometry: Geometry) -> Listed:
 
 def pairs_of(listed: Listed) -> np.ndarray:
     """Return a list as an array (n, 2) of layers and experts. Raises OverflowError for numbers of more than 64 bits."""
-    return np.fromiter(chain.from_iterable(listed), np.int64, 2 * len(listed)).reshape(-1, 2)
+    for known, pairs in tuple(_recent):  # a replay reads a list of 20,000 experts several times
+        if known is listed:
+            return pairs
+    pairs = np.fromiter(chain.from_iterable(listed), np.int64, 2 * len(listed)).reshape(-1, 2)
+    pairs.flags.writeable = False
+    _recent.append((listed, pairs))
+    return pairs
+
+
+_recent: deque[tuple[Listed, np.ndarray]] = deque(maxlen=8)  #: lists of this process, and their arrays
 
 
 def bytes_before(pools: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -362,8 +372,11 @@ def bytes_before(pools: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def check_experts(option: str, listed: Listed, geometry: Geometry) -> None:
     """Raises ConfigError for an expert that is listed twice, or that the model lacks."""
-    if _has_each_once(listed, geometry):
-        return
+    with suppress(OverflowError):
+        pairs = pairs_of(listed)
+        inside = ((pairs >= 0) & (pairs < (geometry.layers, geometry.experts))).all()
+        if inside and np.bincount(pairs @ (geometry.experts, 1), minlength=1).max() <= 1:
+            return
     for (layer, expert), times in Counter(listed).items():
         if times > 1:
             raise ConfigError(f"{option} lists expert {expert} of layer {layer} {times} times")
@@ -372,15 +385,6 @@ def check_experts(option: str, listed: Listed, geometry: Geometry) -> None:
                 f"{option} lists expert {expert} of layer {layer}; "
                 f"the model has {geometry.layers} layers of {geometry.experts}"
             )
-
-
-def _has_each_once(listed: Listed, geometry: Geometry) -> bool:
-    try:
-        pairs = pairs_of(listed)
-    except OverflowError:
-        return False
-    inside = (pairs >= 0).all() and (pairs < (geometry.layers, geometry.experts)).all()
-    return bool(inside) and int(np.bincount(pairs @ (geometry.experts, 1), minlength=1).max()) <= 1
 
 
 def room(

@@ -269,15 +269,16 @@ def oracle_of_trace(
     """Return the oracle information of a trace, computed from `source` once per process."""
     how, fitted = (config.schedule, config.arrive), eviction.policy.profile(eviction.params)
     uses = shared(trace, ("first uses", *how), lambda: _first_uses(source()))
-    if fitted == GIVEN_PROFILE:  # as short to make as to look up
+    if fitted == GIVEN_PROFILE:  # sooner made than looked up
         return Oracle(*uses, ranking(source(), config, eviction))
     return Oracle(*uses, shared(trace, ("ranking", *how, fitted), lambda: ranking(source(), config, eviction)))
 
 
-def _first_uses(source: Gates) -> list[np.ndarray]:
+def _first_uses(source: Gates) -> tuple[np.ndarray, np.ndarray]:
     """Return positions and passes as read-only int64 arrays, which every replay copies."""
     positions = source.first_uses()
-    return [read_only(np.array(uses, np.int64)) for uses in (positions, [*map(source.pass_of, positions)])]
+    passes = [*map(source.pass_of, positions)]
+    return read_only(np.array(positions, np.int64)), read_only(np.array(passes, np.int64))
 
 
 def oracle_of(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> Oracle:

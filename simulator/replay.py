@@ -391,8 +391,7 @@ def _lower_tiers(
 
 def _check_warm(spec: RunSpec) -> None:
     """Raises ConfigError for an expert that is resident as well, and for more experts than the tiers hold."""
-    start, resident, experts = spec.start, set(spec.resident), spec.layout.geometry.experts
-    for x in np.concatenate(start).tolist() if resident else ():
-        if x * spec.layout.precisions in resident:
-            layer, expert = divmod(x, experts)
-            raise ConfigError(f"--warm lists expert {expert} of layer {layer}, which --resident has; name it once")
+    start = np.concatenate(spec.start)
+    for x in start[np.isin(start * spec.layout.precisions, spec.resident)].tolist():
+        layer, expert = divmod(x, spec.layout.geometry.experts)
+        raise ConfigError(f"--warm lists expert {expert} of layer {layer}, which --resident has; name it once")

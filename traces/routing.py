@@ -14,6 +14,7 @@ Everything is in units of the noise. The same model, shape and seed give the sam
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from math import exp
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -199,6 +200,7 @@ def _stream(seed: int, purpose: int, layer: int) -> np.random.Generator:
 # -- files
 
 
+@cache  # an answer asks for them once per quantisation
 def shipped() -> dict[str, RoutingModel]:
     """Return the routing models that ship and were fitted to a recording, by name."""
     return {path.stem: read(path) for path in sorted(FOLDER.glob("*.toml")) if path.stem not in GENERIC}

@@ -23,7 +23,6 @@ from moereplay.simulator.platform import Roofline
 from moereplay.simulator.platforms import as_toml, kept
 from moereplay.simulator.replay import ENGINES, counters_of
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.parts import keep
 from moereplay.sweeps.recommend.decoding import PLAIN
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
 from moereplay.sweeps.recommend.load import Load
@@ -175,10 +174,6 @@ class Turn(NamedTuple):
     slots: int
     faster: str  #: `cache`, `placed`, or `tie` within WORTH
 
-    def differs(self, before: Turn | None) -> bool:
-        """Return whether another way is the faster one at the size before, or there is none."""
-        return before is None or self.faster != before.faster
-
 
 class More(NamedTuple):
     """Speed with a larger or faster part, or a smaller quantisation, on the engine of the answer."""
@@ -229,14 +224,14 @@ class Answer:
     def turns(self) -> tuple[Turn, ...]:
         """The sizes of fast memory from which on another way is faster."""
         found = [*_compared(self)]
-        return tuple(turn for before, turn in zip([None, *found], found, strict=False) if turn.differs(before))
+        return tuple(turn for at, turn in enumerate(found) if at == 0 or turn.faster != found[at - 1].faster)
 
     @property
     def placed_from(self) -> Turn | None:
         """The last of `turns` if placement is faster from there on and is not below; it needs few replays."""
         last = None
         for turn in _compared(self, falling=True):
-            if turn.faster != PLACED:
+            if turn.faster != "placed":
                 return last
             last = turn
         return None
@@ -244,7 +239,7 @@ class Answer:
     @property
     def replays(self) -> int:
         """Number of different replays up to now, without those of upgrades and of other loads."""
-        return self.made.many
+        return len(self.made.asked)
 
 
 class FirstTokens(NamedTuple):
@@ -261,12 +256,7 @@ class Replays:
 
     load: Load
     known: dict[tuple[object, ...], Replayed] = field(default_factory=dict)
-    asked: set[tuple[object, ...]] = field(default_factory=set)
-
-    @property
-    def many(self) -> int:
-        """Number of different replays that were asked for."""
-        return len(self.asked)
+    asked: set[tuple[object, ...]] = field(default_factory=set)  #: the different replays that were asked for
 
     @property
     def apart(self) -> Replays:
@@ -359,14 +349,11 @@ def answer(load: Load, machine: Machine, only: str = "", smaller: Smaller = none
 
 def _choice(at: dict[int, Replays], machine: Machine, only: str) -> int:
     """Return the number of drafts of the fastest step; the fewest among nearly equal ones, the most if nothing fits."""
-    found = {many: _best_of(replays.apart, machine, only) for many, replays in at.items()}
+    found = dict[int, float]()
+    for many, replays in at.items():
+        leading = _leading(replays.apart, machine, candidates(replays.load, only))
+        found[many] = max((_likely(replace(estimate, whole=False)) for estimate in leading.values()), default=0.0)
     return next((many for many, speed in found.items() if speed * (1 + WORTH) >= max(found.values()) > 0), max(at))
-
-
-def _best_of(replays: Replays, machine: Machine, only: str) -> float:
-    """Return the tokens/s of the leading setting at the middle routing; 0 if nothing fits."""
-    leading = _leading(replays, machine, candidates(replays.load, only))
-    return max((_likely(replace(estimate, whole=False)) for estimate in leading.values()), default=0.0)
 
 
 def _answer(replays: Replays, machine: Machine, only: str, smaller: Smaller) -> Answer:
@@ -380,6 +367,7 @@ def _answer(replays: Replays, machine: Machine, only: str, smaller: Smaller) -> 
         raise ConfigError(_refusal(load, machine, only))
     by_engine = sorted(leading.values(), key=lambda estimate: -estimate.middle.tokens_per_s)
     best = leader(by_engine)
+    others = smaller() if best.setting.disk_bytes else ()
     return Answer(
         load=load,
         machine=machine,
@@ -390,7 +378,7 @@ def _answer(replays: Replays, machine: Machine, only: str, smaller: Smaller) -> 
         costs=expert_us(load, machine),
         binds=binds(load, best),
         more=tuple(_upgrades(replays, machine, best)),
-        smaller=tuple(_smaller(machine, best, smaller())) if best.setting.disk_bytes else (),
+        smaller=tuple(more for name, other in others for more in _more(Replays(other), name, machine, best)),
         left_out={} if only else dict(_left_out(load, machine, leading)),
         warnings=tuple(_warnings(load, machine, best)),
         ends=tuple(_at(replays, best.setting, end) for end in machine.range()),
@@ -447,12 +435,6 @@ def _upgrades(replays: Replays, machine: Machine, best: Estimate) -> Iterator[Mo
     upgraded = better(machine, replays.load.expert_bytes)
     found = [more for what, other in upgraded for more in _more(replays.apart, what, other, best) if more.gain > WORTH]
     yield from sorted(found, key=lambda more: -more.gain)
-
-
-def _smaller(machine: Machine, best: Estimate, smaller: Iterable[tuple[str, Load]]) -> Iterator[More]:
-    """Yield the speed of the same model in smaller quantisations on the same engine."""
-    for name, load in smaller:
-        yield from _more(Replays(load), name, machine, best)
 
 
 def _more(replays: Replays, what: str, machine: Machine, best: Estimate) -> Iterator[More]:
@@ -603,7 +585,6 @@ def _engines(load: Load, mode: Mode) -> tuple[str, ...]:
 
 
 TURNS = 8  #: sizes of fast memory at which the ways are compared
-CACHE, PLACED, TIE = "cache", "placed", "tie"
 
 
 def _compared(of: Answer, falling: bool = False) -> Iterator[Turn]:
@@ -624,7 +605,7 @@ def _compared(of: Answer, falling: bool = False) -> Iterator[Turn]:
         if not all(speeds.values()):
             continue
         gain = speeds[True] / speeds[False] - 1
-        faster = TIE if abs(gain) <= WORTH else CACHE if gain > 0 else PLACED
+        faster = "tie" if abs(gain) <= WORTH else "cache" if gain > 0 else "placed"
         yield Turn(many, size, mean_experts(load.geometry, size), faster)
 
 
@@ -643,6 +624,8 @@ def keep_answer(of: Answer, out: Path) -> Iterator[str]:
 
     Yield what was written, and the command of the answer. Raises ConfigError or TraceError if it cannot be written.
     """
+    from moereplay.sweeps.parts import keep  # and Polars, which takes a sixth of a second to import
+
     load = of.load
     with leaving_no_folders(out):
         out.mkdir(parents=True, exist_ok=False)
