@@ -161,8 +161,8 @@ def _estimate(of: Estimate) -> dict[str, Any]:
 
 
 def _step_of(step: Drafted, none: Drafted) -> dict[str, Any]:
-    totals = step.estimate.middle.result.totals
-    passes = sum(row["decode_passes"] for row in step.estimate.middle.result.per_request) / step.load.decoding.streams
+    totals, requests = step.estimate.middle.totals, step.estimate.middle.requests
+    passes = sum(row["decode_passes"] for row in requests) / step.load.decoding.streams
     return _estimate(step.estimate) | {
         "drafts": step.drafts,
         "gain": step.estimate.gain(none.estimate)._asdict(),
@@ -212,7 +212,7 @@ def _compared(best: Estimate) -> str:
     name, kind = best.setting.engine, KINDS[best.kind]
     if not tried:
         return f"not compared with measured runs: none of {name} with {kind} is known"
-    middle = best.tokens_per_s.middle
+    middle = best.middle.tokens_per_s
     speeds = between(digits(middle / tried.most, 3), digits(middle / tried.least, 3))
     many = f" on {counted(tried.machines, 'machine')}" if tried.machines else ""
     whose = f" ({tried.population})" if tried.population else ""
@@ -260,7 +260,7 @@ def _ms(best: Estimate) -> str:
 def _faster(of: Answer) -> Iterator[str]:
     """Yield the engine that is fastest in replays alone, if it is far ahead of the one that runs bear out."""
     first = of.engines[0]
-    if first.tokens_per_s.middle > FAR * of.best.tokens_per_s.middle:
+    if first.middle.tokens_per_s > FAR * of.best.middle.tokens_per_s:
         tried = tried_of(first)
         borne = f"its runs took {tried.median:.2g} times the predicted time" if tried else "not compared with runs"
         name = first.setting.engine
@@ -356,8 +356,7 @@ def _cache(of: Answer) -> Iterator[str]:
         gain = caches[0].gain(placed[0])
         verdict = {True: "pays", False: "does not pay", None: "depends on the routing"}[pays(gain)]
         yield f"a cache of the last used experts {verdict}: {span(gain)} than the best fixed placement, at equal costs"
-        last = of.turns[-1] if of.turns else None
-        if last is not None and last.faster == "placed" and len(of.turns) > 1:
+        if last := of.placed_from:
             yield f"a cache wins below {size(last.size)} of experts in {tier}, placement above"
     yield "a missing expert takes " + ", ".join(f"{_us(us)} {PLACES[name]}" for name, us in of.costs.items())
 

@@ -97,7 +97,12 @@ def _bound(ready: Plan, admission: str) -> Bound:
     spec, sizes = ready.spec(log=False), ready.layout.tiers[0]
     if ready.config.scope == "per_link" and admission:
         return _by_link(ready, admission, spec)
-    return replace(_beside(ready.config, spec.start[0], admission, spec.pools, sizes), resident=ready.resident)
+    return replace(_beside(ready.config, _warm(spec), admission, spec.pools, sizes), resident=ready.resident)
+
+
+def _warm(spec: RunSpec) -> Listed:
+    """Return what the fast tier has at the start."""
+    return tuple(divmod(x, spec.layout.geometry.experts) for x in spec.start[0].tolist())
 
 
 def _by_link(ready: Plan, admission: str, spec: RunSpec) -> Bound:
@@ -109,11 +114,11 @@ def _by_link(ready: Plan, admission: str, spec: RunSpec) -> Bound:
         each = sorted({sizes[x // experts] for x, home in enumerate(spec.pool_of) if home == link})
         if not each:
             continue
-        warm = tuple(pair for pair in spec.start[0] if pair not in others)
+        warm = tuple(pair for pair in _warm(spec) if pair not in others)
         part = Bound(*how, "global", ready.config.contract, (pool // each[0],), warm)
         part = replace(part, pool=pool, sizes=sizes) if len(each) > 1 else part
         parts.append(replace(part, resident=tuple(sorted(others | set(ready.resident)))))
-    return Bound(*how, "per_link", ready.config.contract, (), spec.start[0], parts=tuple(parts))
+    return Bound(*how, "per_link", ready.config.contract, (), _warm(spec), parts=tuple(parts))
 
 
 def _beside(

@@ -7,11 +7,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.dense import assumption, dense_of, recorded, resolved, with_bits, with_bytes
@@ -343,8 +347,36 @@ def residents(listed: Listed, geometry: Geometry) -> Listed:
     return tuple(named)
 
 
+def pairs_of(listed: Listed) -> np.ndarray:
+    """Return a list as an array (n, 2) of layers and experts. Raises OverflowError for numbers of more than 64 bits."""
+    for known, pairs in tuple(_recent):  # a replay reads a list of 20,000 experts several times
+        if known is listed:
+            return pairs
+    pairs = np.fromiter(chain.from_iterable(listed), np.int64, 2 * len(listed)).reshape(-1, 2)
+    pairs.flags.writeable = False
+    _recent.append((listed, pairs))
+    return pairs
+
+
+_recent: deque[tuple[Listed, np.ndarray]] = deque(maxlen=8)  #: lists of this process, and their arrays
+
+
+def bytes_before(pools: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the bytes that a list names before each entry in the same pool, by every entry's pool and size."""
+    order = np.argsort(pools, kind="stable")
+    of, ends = pools[order], np.cumsum(sizes[order])
+    before = np.empty_like(ends)
+    before[order] = ends - sizes[order] - (ends - sizes[order])[np.searchsorted(of, of)]
+    return before
+
+
 def check_experts(option: str, listed: Listed, geometry: Geometry) -> None:
     """Raises ConfigError for an expert that is listed twice, or that the model lacks."""
+    with suppress(OverflowError):
+        pairs = pairs_of(listed)
+        inside = ((pairs >= 0) & (pairs < (geometry.layers, geometry.experts))).all()
+        if inside and np.bincount(pairs @ (geometry.experts, 1), minlength=1).max() <= 1:
+            return
     for (layer, expert), times in Counter(listed).items():
         if times > 1:
             raise ConfigError(f"{option} lists expert {expert} of layer {layer} {times} times")

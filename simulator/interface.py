@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,7 +13,7 @@ from moereplay.policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction
 from moereplay.policies.grammar import Chosen
 from moereplay.results.result import Event, Row
 from moereplay.simulator.arrivals import ShareSource
-from moereplay.simulator.capacity import Listed, room
+from moereplay.simulator.capacity import Listed, bytes_before, pairs_of, room
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.source import Gates, TraceSource
@@ -72,50 +70,46 @@ class RunSpec:
     @cached_property
     def pool_of(self) -> tuple[int, ...]:
         """Return the pool of every expert x."""
+        return tuple(self._pools(np.arange(self.layout.experts)).tolist())
+
+    def _pools(self, x: np.ndarray) -> np.ndarray:
         if self.config.scope == "per_link":
-            return self.times.homes
-        experts, per_layer = self.layout.geometry.experts, len(self.pools) > 1
-        return tuple(x // experts if per_layer else 0 for x in range(self.layout.experts))
+            return np.array(self.times.homes)[x]
+        return x // self.layout.geometry.experts if len(self.pools) > 1 else np.zeros_like(x)
 
     @cached_property
     def warm(self) -> list[int]:
         """Copies y that are in the fast tier from the start, at the highest precision."""
-        return [self._copy(pair) for pair in self.start[0]]
+        return (self.start[0] * self.layout.precisions).tolist()
 
     @cached_property
     def warm_lower(self) -> list[list[int]]:
         """Copies y that are in each lower tier from the start, the first to be evicted first."""
-        return [[self._copy(pair) for pair in reversed(pairs)] for pairs in self.start[1:]]
-
-    def _copy(self, pair: tuple[int, int]) -> int:
-        return (pair[0] * self.layout.geometry.experts + pair[1]) * self.layout.precisions
+        return [(x[::-1] * self.layout.precisions).tolist() for x in self.start[1:]]
 
     @cached_property
-    def start(self) -> list[Listed]:
-        """The experts of --warm by tier, from the top down: each tier has those that the ones above have no room for.
+    def start(self) -> list[np.ndarray]:
+        """The experts x of --warm by tier, from the top down: each tier has what the ones above have no room for.
 
         Raises ConfigError for more than the tiers hold.
         """
-        sizes, experts = self.layout.tiers[0], self.layout.geometry.experts
-        left, held, rest = list(self.pools), list[tuple[int, int]](), list[tuple[int, int]]()
-        for layer, expert in self.config.warm:
-            pool = self.pool_of[layer * experts + expert]
-            if left[pool] < sizes[layer] and not self.lower:
-                given = sum(sizes[at] for at, of in self.config.warm if self.pool_of[at * experts + of] == pool)
-                raise ConfigError(
-                    f"--warm fills pool {pool} with {given:,} bytes, its capacity is {self.pools[pool]:,}; name fewer "
-                    "experts"
-                )
-            fits = left[pool] >= sizes[layer]
-            left[pool] = left[pool] - sizes[layer] if fits else 0  # what follows one that does not fit lies below
-            (held if fits else rest).append((layer, expert))
-        tiers = [tuple(held)]
+        pairs, experts = pairs_of(self.config.warm), self.layout.geometry.experts
+        x, sizes = pairs @ (experts, 1), np.array(self.layout.tiers[0])[pairs[:, 0]]
+        pools = self._pools(x)
+        # what follows one that does not fit lies below
+        held = bytes_before(pools, sizes) + sizes <= np.array(self.pools)[pools]
+        if not self.lower and not held.all():
+            pool = int(pools[~held][0])
+            raise ConfigError(
+                f"--warm fills pool {pool} with {int(sizes[pools == pool].sum()):,} bytes, its capacity is "
+                f"{self.pools[pool]:,}; name fewer experts"
+            )
+        tiers, rest, sizes = [x[held]], x[~held], sizes[~held]
         for size in self.lower:
-            filled = list(accumulate(sizes[layer] for layer, _ in rest))
-            many = bisect_right(filled, size)
-            tiers.append(tuple(rest[:many]))
-            rest = rest[many:]
-        if rest:
+            many = int(np.searchsorted(np.cumsum(sizes), size, "right"))
+            tiers.append(rest[:many])
+            rest, sizes = rest[many:], sizes[many:]
+        if len(rest):
             raise ConfigError(f"--warm lists {counted(len(rest), 'expert')} more than all tiers hold; name fewer")
         return tiers
 
@@ -273,21 +267,24 @@ def oracle_of_trace(
     trace: Trace, source: Callable[[], Gates], config: ReplayConfig, eviction: Chosen[Eviction]
 ) -> Oracle:
     """Return the oracle information of a trace, computed from `source` once per process."""
-    what = ("oracle", config.schedule, config.arrive, eviction.policy.profile(eviction.params), config.profile)
-    return shared(trace, what, lambda: _as_arrays(oracle_of(source(), config, eviction)))
+    how, fitted = (config.schedule, config.arrive), eviction.policy.profile(eviction.params)
+    uses = shared(trace, ("first uses", *how), lambda: _first_uses(source()))
+    if fitted == GIVEN_PROFILE:  # sooner made than looked up
+        return Oracle(*uses, ranking(source(), config, eviction))
+    return Oracle(*uses, shared(trace, ("ranking", *how, fitted), lambda: ranking(source(), config, eviction)))
 
 
-def _as_arrays(oracle: Oracle) -> Oracle:
-    """Convert to read-only int64 arrays, which every replay copies."""
-    first_uses, first_passes = (read_only(np.array(uses, np.int64)) for uses in oracle[:2])
-    return Oracle(first_uses, first_passes, oracle.ranking)
+def _first_uses(source: Gates) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions and passes as read-only int64 arrays, which every replay copies."""
+    positions = source.first_uses()
+    passes = [*map(source.pass_of, positions)]
+    return read_only(np.array(positions, np.int64)), read_only(np.array(passes, np.int64))
 
 
 def oracle_of(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> Oracle:
     """Return the oracle information of a source."""
     first_uses = source.first_uses()
-    first_passes = [source.pass_of(position) for position in first_uses]
-    return Oracle(first_uses, first_passes, ranking(source, config, eviction))
+    return Oracle(first_uses, [*map(source.pass_of, first_uses)], ranking(source, config, eviction))
 
 
 def ranking(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> list[int]:
@@ -299,7 +296,7 @@ def ranking(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> 
     if wanted == NO_PROFILE:
         return []
     if wanted == GIVEN_PROFILE:
-        return [layer * source.geometry.experts + expert for layer, expert in config.profile]
+        return (pairs_of(config.profile) @ (source.geometry.experts, 1)).tolist()
     counts = source.popularity(wanted)
     return sorted((x for x, count in enumerate(counts) if count > 0), key=lambda x: (-counts[x], x))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import cached_property
+
+import numpy as np
 
 from moereplay import policies
 from moereplay.policies.contract import GIVEN_PROFILE, PolicyError
@@ -160,7 +162,11 @@ class Plan:
 
     def spec(self, log: bool) -> RunSpec:
         """Return the engine's input, besides the source."""
-        spec = RunSpec(self.config, self.layout, self._times, self.capacity.pools, log, self.lower)
+        return replace(self._spec, log=True) if log else self._spec
+
+    @cached_property
+    def _spec(self) -> RunSpec:
+        spec = RunSpec(self.config, self.layout, self._times, self.capacity.pools, lower=self.lower)
         return replace(spec.beside(self.resident), arrivals=self.arrivals)
 
 
@@ -252,6 +258,12 @@ def replay(
     if engine == "reference":
         return replay_source(ready.spec(log).source_of(trace), ready, log)
     return report(_run_compiled(trace, ready, log, sharing), ready)
+
+
+def counters_of(trace: Trace, config: ReplayConfig) -> tuple[Row, list[Row]]:
+    """Replay `trace`; return totals and a row per request alone, for those that make no results of many replays."""
+    ran = _run_compiled(trace, plan(trace, config), False, None)
+    return ran.counters.totals(ran.end_ns), ran.counters.per_request()
 
 
 def _run_compiled(trace: Trace, ready: Plan, log: bool, sharing: Sharing | None) -> FinishedRun:
@@ -379,7 +391,7 @@ def _lower_tiers(
 
 def _check_warm(spec: RunSpec) -> None:
     """Raises ConfigError for an expert that is resident as well, and for more experts than the tiers hold."""
-    resident = set(spec.resident)
-    for layer, expert in chain.from_iterable(spec.start):
-        if resident and (layer * spec.layout.geometry.experts + expert) * spec.layout.precisions in resident:
-            raise ConfigError(f"--warm lists expert {expert} of layer {layer}, which --resident has; name it once")
+    start = np.concatenate(spec.start)
+    for x in start[np.isin(start * spec.layout.precisions, spec.resident)].tolist():
+        layer, expert = divmod(x, spec.layout.geometry.experts)
+        raise ConfigError(f"--warm lists expert {expert} of layer {layer}, which --resident has; name it once")

@@ -107,13 +107,15 @@ class Times:
     @cached_property
     def costs(self) -> Costs:
         """Costs of the mean expert, rounded down, for policies that weigh its link against the CPU."""
-        load = [
-            self.latency_ns[home] + self.wire_ns[home][layer][0] + self.load_ns[layer][0]
-            for layer, home in ((x // self._geometry.experts, home) for x, home in enumerate(self.homes))
-        ]
+        many = self._geometry.experts
+        load = sum(
+            times * (self.latency_ns[home] + self.wire_ns[home][layer][0] + self.load_ns[layer][0])
+            for layer in self._layers
+            for home, times in Counter(self.homes[layer * many : (layer + 1) * many]).items()
+        )
         compute = [self.expert_ns(layer, 0, 1) for layer in self._layers]
         cpu = [max(1, self.cpu_ns(layer, 0, 1)) for layer in self._layers] if self._platform.cpu else [0]
-        return Costs(*(sum(times) // len(times) for times in (load, compute, cpu)))
+        return Costs(load // len(self.homes), *(sum(times) // len(times) for times in (compute, cpu)))
 
     @cached_property
     def dense(self) -> Dense:

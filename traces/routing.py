@@ -14,6 +14,7 @@ Everything is in units of the noise. The same model, shape and seed give the sam
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from math import exp
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,7 +137,7 @@ class Noise:
     """The random numbers of one layer, from which scores of any strengths follow. T tokens, R requests, E experts."""
 
     def __init__(self, model: RoutingModel, layer: int, lengths: Sequence[int], seed: int, text: np.ndarray) -> None:
-        from scipy.special import ndtri  # here and below: importing scipy takes a second, which every command would pay
+        from scipy.special import ndtri  # here: importing scipy takes a moment, which every command would pay
 
         tokens, experts = sum(lengths), model.experts
 
@@ -163,15 +164,17 @@ class Noise:
 
     def _faded(self, normals: np.ndarray, tokens: float) -> np.ndarray:
         """Return an autoregressive process (T, E) of variance 1 that restarts with each request."""
-        from scipy.signal import lfilter
-
         keep = exp(-1 / tokens)
         fresh = (1 - keep * keep) ** 0.5
         out = np.empty_like(normals)
         for first, last in zip(self._starts[:-1], self._starts[1:], strict=True):
             rows = normals[first:last] * np.float32(fresh)
             rows[0] /= np.float32(fresh)
-            out[first:last] = lfilter([1.0], [1.0, -keep], rows, axis=0)
+            now = np.zeros(rows.shape[1])  # of 64 bits
+            for at, row in enumerate(rows, first):
+                now *= keep
+                now += row
+                out[at] = now
         return out
 
 
@@ -197,6 +200,7 @@ def _stream(seed: int, purpose: int, layer: int) -> np.random.Generator:
 # -- files
 
 
+@cache  # an answer asks for them once per quantisation
 def shipped() -> dict[str, RoutingModel]:
     """Return the routing models that ship and were fitted to a recording, by name."""
     return {path.stem: read(path) for path in sorted(FOLDER.glob("*.toml")) if path.stem not in GENERIC}

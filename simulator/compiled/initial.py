@@ -10,6 +10,7 @@ import numpy as np
 from moereplay.policies.contract import KEY_SCOPES, NEVER, NONE, NOW, QUEUES, Eviction, Memory
 from moereplay.policies.grammar import Chosen
 from moereplay.policies.hooks import EVENTS
+from moereplay.simulator.capacity import bytes_before
 from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from moereplay.simulator.compiled.demand import FAMILIES
@@ -308,7 +309,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_share_rows": len(inputs["share_token"]),
         "arrives": len(inputs["share_start"]) > 0,
     }
-    numbers |= {"n_warm": len(spec.warm), "n_warm_lower": sum(map(len, spec.warm_lower))}
+    numbers |= {"n_warm": len(spec.start[0]), "n_warm_lower": sum(map(len, spec.start[1:]))}
     numbers |= _of_arrivals(numbers, spec) if numbers["arrives"] else {"n_slots": 0, "n_arrivals": 0}
     numbers |= {
         name: numbers["n_links"] * numbers[each] for name, each in (("n_rings", "n_ring"), ("n_wires", "n_kinds"))
@@ -349,7 +350,8 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     owned["x"], owned["evicted_pass"] = y // layout.precisions, NEVER_LEFT
     owned["layer"] = owned["x"] // geometry.experts
     owned["kind"] = owned["layer"] * layout.precisions + y % layout.precisions
-    owned["link"] = np.array(spec.times.homes)[owned["x"]]
+    if state["n_links"] > 1:
+        owned["link"] = np.array(spec.times.homes)[owned["x"]]
     links = state["links"][: state["n_links"]]
     links["depth"], links["latency_ns"] = spec.times.depth, spec.times.latency_ns
     links["first"], links["last_done"] = spec.times.first, NOT_YET
@@ -367,9 +369,11 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
         arrays[name][:] = np.arange(len(arrays[name]))
     arrays["keyed_scope"][:] = 0 if state["key_scope"] == TOUCH else NEVER_LEFT
     arrays["keyed_pass"][:] = NEVER_LEFT
-    arrays["warm"][:], arrays["resident"][:] = spec.warm, spec.resident
-    below = [(tier, y) for tier, copies in enumerate(spec.warm_lower) for y in copies]
-    arrays["warm_tier"][:], arrays["warm_lower"][:] = np.array(below, np.int64).reshape(-1, 2).T
+    first, *below = (x * layout.precisions for x in spec.start)
+    arrays["warm"][:], arrays["resident"][:] = first, spec.resident
+    if below:
+        arrays["warm_tier"][:] = np.repeat(np.arange(len(below)), [*map(len, below)])
+        arrays["warm_lower"][:] = np.concatenate([y[::-1] for y in below])  # the first to be evicted first
     if spec.arrivals:
         arrays["arrival_ns"][:] = np.array(spec.arrivals, np.int64)[arrays["requests"]]
 
@@ -379,11 +383,9 @@ def _fill_oracle(state: SimulationState, oracle: Oracle) -> None:
     experts, copies = state.arrays["experts"], state.arrays["copies"]
     experts["next_use"] = np.asarray(oracle.first_uses, np.int64) if len(oracle.first_uses) else NEVER
     experts["next_pass"] = np.asarray(oracle.first_passes, np.int64) if len(oracle.first_passes) else NEVER
-    experts["profile"], taken = NEVER, np.zeros(len(state.arrays["pools"]), np.int64)
-    for x in oracle.ranking:
-        copy = copies[x * int(state["precisions"])]
-        experts["profile"][x] = taken[copy["pool"]]
-        taken[copy["pool"]] += copy["bytes"]
+    experts["profile"], ranked = NEVER, np.array(oracle.ranking, np.int64)
+    of = copies[ranked * int(state["precisions"])]
+    experts["profile"][ranked] = bytes_before(of["pool"], of["bytes"])
 
 
 def _fill_constants(state: SimulationState, spec: RunSpec, chosen: PolicySet) -> None:

@@ -6,25 +6,24 @@ middle; what is printed has its range over all routings.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moereplay.results.result import Result
+from moereplay.results.result import Row
 from moereplay.results.settings import expert_lists, repeat_command
 from moereplay.simulator.calibration import Tried
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import CARD_SIZES, KIT_SIZES, NO_LIMIT, Machine, better, with_memory, without_gpu
 from moereplay.simulator.platform import Roofline
-from moereplay.simulator.platforms import as_toml
-from moereplay.simulator.replay import ENGINES, replay
+from moereplay.simulator.platforms import as_toml, kept
+from moereplay.simulator.replay import ENGINES, counters_of
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.parts import keep
-from moereplay.sweeps.recommend.decoding import PLAIN, Asked
+from moereplay.sweeps.recommend.decoding import PLAIN
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
 from moereplay.sweeps.recommend.load import Load, middle
 from moereplay.sweeps.recommend.prompts import First, first_token, streaming_wins
@@ -87,19 +86,42 @@ class Replayed(NamedTuple):
     """A setting replayed with one routing."""
 
     config: ReplayConfig
-    result: Result
+    totals: Row
+    requests: Sequence[Row]
     tokens_per_s: float  #: of all streams together
     hit: float  #: of a token's experts in fast memory
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A setting, and its replays."""
+    """A setting, and its replays, which are made when they are asked for."""
 
     setting: Setting
-    runs: tuple[Replayed, ...]  #: by routing; one, where the routing does not matter
-    parts: Parts  #: at the middle routing
-    memory: tuple[Sum, ...]
+    replays: Replays
+    whole: bool  #: whether it is replayed with all routings, or with the middle one alone
+
+    @cached_property
+    def middle(self) -> Replayed:
+        """The replay of the middle routing."""
+        return self.replays.run(self.setting, middle(len(self.replays.load.routings)))
+
+    @cached_property
+    def runs(self) -> tuple[Replayed, ...]:
+        """By routing; one, where the routing does not matter."""
+        if not (self.whole and self.setting.by_routing):
+            return (self.middle,)
+        return tuple(self.replays.run(self.setting, at) for at in range(len(self.replays.load.routings)))
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Of a token's time, at the middle routing."""
+        return parts_of(self.replays.load, self.setting, self.middle)
+
+    @cached_property
+    def memory(self) -> list[Sum]:
+        """What lies in fast memory, and in main memory below it."""
+        made = engine(self.setting.engine) if self.setting.engine else NOBODY
+        return memory_of(self.replays.load, self.setting, made)
 
     @property
     def kind(self) -> str:
@@ -109,7 +131,7 @@ class Estimate:
             return "disk"
         if setting.machine.kind != "gpu":
             return setting.machine.kind
-        return "hybrid" if setting.ram_bytes and self.hit.least < 1 else "resident"
+        return "hybrid" if setting.ram_bytes and (self.middle.hit < 1 or self.hit.least < 1) else "resident"
 
     @property
     def tokens_per_s(self) -> Range:
@@ -124,18 +146,12 @@ class Estimate:
     def _range(self, values: Sequence[float]) -> Range:
         return Range(min(values), values[middle(len(values))], max(values))
 
-    @property
-    def middle(self) -> Replayed:
-        """The replay of the middle routing."""
-        return self.runs[middle(len(self.runs))]
-
     def gain(self, other: Estimate) -> Range:
         """Return the gain over another setting, routing by routing."""
         many = max(len(self.runs), len(other.runs))
         mine, others = (list(estimate.runs) * (many // len(estimate.runs)) for estimate in (self, other))
         gains = [run.tokens_per_s / run_of.tokens_per_s - 1 for run, run_of in zip(mine, others, strict=True)]
-        middle = self.tokens_per_s.middle / other.tokens_per_s.middle - 1
-        return Range(min(gains), middle, max(gains))
+        return Range(min(gains), self.middle.tokens_per_s / other.middle.tokens_per_s - 1, max(gains))
 
 
 class Way(NamedTuple):
@@ -173,15 +189,14 @@ class Drafted(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer."""
+    """The answer. What only tables show is replayed when it is asked for."""
 
     load: Load
     machine: Machine
     best: Estimate
     engines: tuple[Estimate, ...]  #: the best setting of each, the fastest first
-    ladder: tuple[Estimate, ...]  #: of the best mode's knob
     ways: tuple[Way, ...]  #: the fastest first; none where every expert fits, or there is no CPU beside
-    turns: tuple[Turn, ...]
+    made: Replays
     costs: dict[str, float]  #: microseconds of a missing expert, by where it comes from
     binds: str
     more: tuple[More, ...]
@@ -192,7 +207,34 @@ class Answer:
     alone: Estimate | None = None  #: one stream without drafts, where several decode
     ends: tuple[float, ...] = ()  #: tokens/s of the best setting at both ends of what is not said of the CPU
     prompt: FirstTokens | None = None  #: where a prompt is asked about
-    replays: int = 0
+
+    @cached_property
+    def ladder(self) -> tuple[Estimate, ...]:
+        """Settings of the best mode's knob."""
+        best = self.best.setting
+        steps = settings_of(self.load, best.machine, engine(best.engine), best.mode)
+        return tuple(self.made.estimate(step, whole=False) for step in steps)
+
+    @cached_property
+    def turns(self) -> tuple[Turn, ...]:
+        """The sizes of fast memory from which on another way is faster."""
+        found = [*_compared(self)]
+        return tuple(turn for at, turn in enumerate(found) if at == 0 or turn.faster != found[at - 1].faster)
+
+    @property
+    def placed_from(self) -> Turn | None:
+        """The last of `turns` if placement is faster from there on and is not below; it needs few replays."""
+        last = None
+        for turn in _compared(self, falling=True):
+            if turn.faster != "placed":
+                return last
+            last = turn
+        return None
+
+    @property
+    def replays(self) -> int:
+        """Number of different replays up to now, without those of upgrades and of other loads."""
+        return len(self.made.asked)
 
 
 class FirstTokens(NamedTuple):
@@ -205,32 +247,38 @@ class FirstTokens(NamedTuple):
 
 @dataclass
 class Replays:
-    """Replays settings, each once with each routing."""
+    """Replays settings, each once with each routing, also where several of these share what is known."""
 
     load: Load
     known: dict[tuple[object, ...], Replayed] = field(default_factory=dict)
-    many: int = 0
+    asked: set[tuple[object, ...]] = field(default_factory=set)  #: the different replays that were asked for
+
+    @property
+    def apart(self) -> Replays:
+        """Others that share what is known, and count for themselves."""
+        return Replays(self.load, self.known)
 
     def estimate(self, setting: Setting, whole: bool = True) -> Estimate:
         """Return the speed of a setting with all routings, or with the middle one alone."""
-        every = range(len(self.load.routings))
-        chosen = every if whole and setting.by_routing else [middle(len(every))]
-        runs = tuple(self._run(setting, at) for at in chosen)
-        made = engine(setting.engine) if setting.engine else NOBODY
-        parts = parts_of(self.load, setting, runs[middle(len(runs))])
-        return Estimate(setting, runs, parts, tuple(memory_of(self.load, setting, made)))
+        return Estimate(setting, self, whole)
 
     def best(self, found: Sequence[Setting]) -> Setting | None:
         """Return the fastest at the middle routing; of nearly equal ones the first."""
-        speeds = [self._run(setting, middle(len(self.load.routings))).tokens_per_s for setting in found]
+        speeds = [self.estimate(setting).middle.tokens_per_s for setting in found]
         return next(
             (setting for setting, speed in zip(found, speeds, strict=True) if speed >= max(speeds) * 0.999), None
         )
 
-    def _run(self, setting: Setting, at: int) -> Replayed:
-        key = (*setting.what, at)
+    def fastest(self, machine: Machine, made: Engine) -> Estimate | None:
+        """Return the best setting of an engine on a machine; None if nothing fits."""
+        setting = self.best([*settings(self.load, machine, made)])
+        return setting and self.estimate(setting)
+
+    def run(self, setting: Setting, at: int) -> Replayed:
+        """Return the replay of a setting with routing `at` of the load."""
+        key = (*setting.what, at, kept(setting.platform(self.load)))
+        self.asked.add(key)
         if key not in self.known:
-            self.many += 1
             self.known[key] = replayed(self.load, setting, at)
         return self.known[key]
 
@@ -238,17 +286,16 @@ class Replays:
 def replayed(load: Load, setting: Setting, at: int) -> Replayed:
     """Replay a setting with routing `at` of the load."""
     config = setting.config(load, at)
-    result = replay(load.traces[at], config)
-    tokens = sum(row["decode_tokens"] for row in result.per_request)
-    totals = result.totals
-    return Replayed(config, result, tokens / totals["time_ns"] * 1e9, totals["hits"] / totals["accesses"])
+    totals, requests = counters_of(load.traces[at], config)
+    tokens = sum(row["decode_tokens"] for row in requests)
+    return Replayed(config, totals, requests, tokens / totals["time_ns"] * 1e9, totals["hits"] / totals["accesses"])
 
 
 def parts_of(load: Load, setting: Setting, run: Replayed) -> Parts:
     """Return the parts of a token. What steps wait for is divided as CPU, link and disk were busy."""
-    totals, platform = run.result.totals, setting.machine.platform
-    tokens = sum(row["decode_tokens"] for row in run.result.per_request)
-    passes = sum(row["decode_passes"] for row in run.result.per_request) / load.decoding.streams
+    totals, platform = run.totals, setting.machine.platform
+    tokens = sum(row["decode_tokens"] for row in run.requests)
+    passes = sum(row["decode_passes"] for row in run.requests) / load.decoding.streams
     steps = passes * load.geometry.layers
     sync = steps * (platform.loading.gate_ns + 1_000 * setting.mode.step_us)
     computed = totals["dense_ns"] + totals["expert_ns"] + totals["loading_ns"] - sync
@@ -284,81 +331,59 @@ def answer(load: Load, machine: Machine, only: str = "", smaller: Smaller = none
     """
     drafts = load.asked
     if drafts is None:
-        return _answer(load, machine, only, smaller)
-    found = {many: _best_of(load.at(drafts.at(many)), machine, only) for many in drafts.lengths}
-    number = _choice({many: step for many, step in found.items() if step}, drafts)
-    of = _answer(load.at(drafts.at(number)), machine, only, smaller)
+        return _answer(Replays(load), machine, only, smaller)
+    at = {many: Replays(load.at(drafts.at(many))) for many in drafts.lengths}
+    number = _choice(at, machine, only) if drafts.is_open else drafts.most
+    of = _answer(at[number].apart, machine, only, smaller)
     made = engine(of.best.setting.engine)
-    steps = []
-    for many in drafts.lengths:
-        at = load.at(drafts.at(many))
-        replays = Replays(at)
-        setting = replays.best([*settings(at, machine, made)])
-        if setting is not None:
-            steps.append(Drafted(many, at, replays.estimate(setting)))
-    alone = None
-    if drafts.streams > 1:
-        one = load.at(PLAIN)
-        replays = Replays(one)
-        setting = replays.best([*settings(one, machine, made)])
-        alone = setting and replays.estimate(setting)
-    return replace(of, steps=tuple(steps), alone=alone)
+    fastest = {many: replays.fastest(machine, made) for many, replays in at.items()}
+    steps = tuple(Drafted(many, at[many].load, each) for many, each in fastest.items() if each)
+    alone = Replays(load.at(PLAIN)).fastest(machine, made) if drafts.streams > 1 else None
+    return replace(of, steps=steps, alone=alone)
 
 
-def _choice(speeds: dict[int, float], drafts: Asked) -> int:
-    """Return the number of drafts of the fastest step; the fewest among nearly equal ones."""
-    if not drafts.is_open or not speeds:
-        return drafts.most
-    return next(many for many, speed in speeds.items() if speed * (1 + WORTH) >= max(speeds.values()))
+def _choice(at: dict[int, Replays], machine: Machine, only: str) -> int:
+    """Return the number of drafts of the fastest step; the fewest among nearly equal ones, the most if nothing fits."""
+    found = dict[int, float]()
+    for many, replays in at.items():
+        leading = _leading(replays.apart, machine, candidates(replays.load, only))
+        found[many] = max((_likely(replace(estimate, whole=False)) for estimate in leading.values()), default=0.0)
+    return next((many for many, speed in found.items() if speed * (1 + WORTH) >= max(found.values()) > 0), max(at))
 
 
-def _best_of(load: Load, machine: Machine, only: str) -> float:
-    """Return the tokens/s of the leading setting at the middle routing; 0 if nothing fits."""
-    replays = Replays(load)
-    leading = _leading(replays, load, machine, candidates(load, only))
-    return max((_likely(replays.estimate(setting, whole=False)) for setting in leading.values()), default=0.0)
-
-
-def _answer(load: Load, machine: Machine, only: str, smaller: Smaller) -> Answer:
-    chosen = candidates(load, only)
+def _answer(replays: Replays, machine: Machine, only: str, smaller: Smaller) -> Answer:
+    load, chosen = replays.load, candidates(replays.load, only)
     if not chosen[0].runs(load.model):
         raise ConfigError(
             f"invalid --engine {only}: it runs only {' and '.join(chosen[0].models)}, not {load.model}; omit --engine"
         )
-    replays = Replays(load)
-    leading = _leading(replays, load, machine, chosen)
+    leading = _leading(replays, machine, chosen)
     if not leading:
         raise ConfigError(_refusal(load, machine, only))
-    by_engine = sorted(
-        (replays.estimate(setting) for setting in leading.values()), key=lambda estimate: -estimate.tokens_per_s.middle
-    )
+    by_engine = sorted(leading.values(), key=lambda estimate: -estimate.middle.tokens_per_s)
     best = leader(by_engine)
-    made, mode = engine(best.setting.engine), best.setting.mode
-    steps = [*settings_of(load, best.setting.machine, made, mode)]
-    ways = _ways(replays, load, machine)
+    others = smaller() if best.setting.disk_bytes else ()
     return Answer(
         load=load,
         machine=machine,
         best=best,
         engines=tuple(by_engine),
-        ladder=tuple(replays.estimate(step, whole=False) for step in steps),
-        ways=ways,
-        turns=tuple(_turns(replays, load, machine, ways)),
+        ways=_ways(replays, load, machine),
+        made=replays,
         costs=expert_us(load, machine),
         binds=binds(load, best),
-        more=tuple(_upgrades(load, machine, best)),
-        smaller=tuple(_smaller(machine, best, smaller())) if best.setting.disk_bytes else (),
+        more=tuple(_upgrades(replays, machine, best)),
+        smaller=tuple(more for name, other in others for more in _more(Replays(other), name, machine, best)),
         left_out={} if only else dict(_left_out(load, machine, leading)),
         warnings=tuple(_warnings(load, machine, best)),
-        ends=tuple(_at(load, best.setting, end) for end in machine.range()),
-        replays=replays.many,
+        ends=tuple(_at(replays, best.setting, end) for end in machine.range()),
     )
 
 
-def _at(load: Load, setting: Setting, machine: Machine) -> float:
+def _at(replays: Replays, setting: Setting, machine: Machine) -> float:
     """Return the tokens/s of a setting on a machine of the same sizes, at the middle routing."""
     where = without_gpu(machine) if setting.machine.kind == "cpu" and machine.kind == "gpu" else machine
-    return replayed(load, dataclasses.replace(setting, machine=where), middle(len(load.routings))).tokens_per_s
+    return replays.apart.estimate(replace(setting, machine=where)).middle.tokens_per_s
 
 
 def candidates(load: Load, only: str = "") -> tuple[Engine, ...]:
@@ -369,10 +394,10 @@ def candidates(load: Load, only: str = "") -> tuple[Engine, ...]:
     return tuple(each for each in engines() if each.runs(load.model) and (each.drafts or not many))
 
 
-def _leading(replays: Replays, load: Load, machine: Machine, chosen: Sequence[Engine]) -> dict[str, Setting]:
+def _leading(replays: Replays, machine: Machine, chosen: Sequence[Engine]) -> dict[str, Estimate]:
     """Return the fastest setting of each engine that has one."""
-    found = {made.name: replays.best([*settings(load, machine, made)]) for made in chosen}
-    return {name: setting for name, setting in found.items() if setting is not None}
+    found = {made.name: replays.fastest(machine, made) for made in chosen}
+    return {name: estimate for name, estimate in found.items() if estimate is not None}
 
 
 def leader(found: Sequence[Estimate]) -> Estimate:
@@ -397,30 +422,21 @@ def _may_lead(of: Estimate) -> bool:
 
 def _likely(of: Estimate) -> float:
     band = tried_of(of)
-    return of.tokens_per_s.middle / max(1.0, band.median if band else 1.0)
+    return of.middle.tokens_per_s / max(1.0, band.median if band else 1.0)
 
 
-def _upgrades(load: Load, machine: Machine, best: Estimate) -> Iterator[More]:
+def _upgrades(replays: Replays, machine: Machine, best: Estimate) -> Iterator[More]:
     """Yield what each better part gives on the same engine, the most first; parts that give nothing are left out."""
-    made, found = engine(best.setting.engine), []
-    for what, upgraded in better(machine, load.expert_bytes):
-        replays = Replays(load)
-        setting = replays.best([*settings(load, upgraded, made)])
-        if setting is not None:
-            speed = replays.estimate(setting, whole=False).tokens_per_s.middle
-            found.append(More(what, speed, speed / best.tokens_per_s.middle - 1, setting.flags))
-    yield from sorted((more for more in found if more.gain > WORTH), key=lambda more: -more.gain)
+    upgraded = better(machine, replays.load.expert_bytes)
+    found = [more for what, other in upgraded for more in _more(replays.apart, what, other, best) if more.gain > WORTH]
+    yield from sorted(found, key=lambda more: -more.gain)
 
 
-def _smaller(machine: Machine, best: Estimate, smaller: Iterable[tuple[str, Load]]) -> Iterator[More]:
-    """Yield the speed of the same model in smaller quantisations on the same engine."""
-    made = engine(best.setting.engine)
-    for name, load in smaller:
-        replays = Replays(load)
-        setting = replays.best([*settings(load, machine, made)])
-        if setting is not None:
-            speed = replays.estimate(setting, whole=False).tokens_per_s.middle
-            yield More(name, speed, speed / best.tokens_per_s.middle - 1, setting.flags)
+def _more(replays: Replays, what: str, machine: Machine, best: Estimate) -> Iterator[More]:
+    """Yield what the engine of the answer gives with another load or machine, if anything fits."""
+    if found := replays.fastest(machine, engine(best.setting.engine)):
+        speed = found.middle.tokens_per_s
+        yield More(what, speed, speed / best.middle.tokens_per_s - 1, found.setting.flags)
 
 
 def binds(load: Load, estimate: Estimate) -> str:
@@ -449,7 +465,7 @@ def _computes(processor: object, load: Load) -> bool:
     return 2 * params / processor.flops > size / processor.expert_rate(geometry.weight_format)
 
 
-def _left_out(load: Load, machine: Machine, found: dict[str, Setting]) -> Iterator[tuple[str, str]]:
+def _left_out(load: Load, machine: Machine, found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yield every engine that cannot run this case, with the reason."""
     for made in engines():
         if made.name in found:
@@ -540,7 +556,7 @@ def _ways(replays: Replays, load: Load, machine: Machine) -> tuple[Way, ...]:
         return ()
     found = [(mode, setting) for mode in MODES for setting in _way(load, machine, mode, size)]
     made = [Way(replays.estimate(setting), _engines(load, mode)) for mode, setting in found]
-    return tuple(sorted(made, key=lambda way: -way.estimate.tokens_per_s.middle))
+    return tuple(sorted(made, key=lambda way: -way.estimate.middle.tokens_per_s))
 
 
 def _way(load: Load, machine: Machine, mode: Mode, size: int) -> Iterator[Setting]:
@@ -566,28 +582,26 @@ def _engines(load: Load, mode: Mode) -> tuple[str, ...]:
 TURNS = 8  #: sizes of fast memory at which the ways are compared
 
 
-def _turns(replays: Replays, load: Load, machine: Machine, ways: Sequence[Way]) -> Iterator[Turn]:
-    """Yield the sizes at which another way becomes the faster one at the middle routing: the best of each kind here."""
-    best: dict[bool, Mode] = {}
-    for way in ways:
+def _compared(of: Answer, falling: bool = False) -> Iterator[Turn]:
+    """Yield which way is faster at each size, at the middle routing: the best of each kind on the machine as it is."""
+    load, best = of.load, dict[bool, Mode]()
+    for way in of.ways:
         best.setdefault(way.estimate.setting.mode.holds == GLOBAL_LRU, way.estimate.setting.mode)
     if len(best) < 2:
         return
-    before, layers = "", load.geometry.layers
-    for many in sorted({max(1, round(layers * part / TURNS)) for part in range(1, TURNS)}):
+    layers = load.geometry.layers
+    for many in sorted({max(1, round(layers * part / TURNS)) for part in range(1, TURNS)}, reverse=falling):
         size = of_layers(load, many)
-        where = with_memory(machine, load.fixed_bytes + size)
+        where = with_memory(of.machine, load.fixed_bytes + size)
         speeds = {}
         for cache, mode in best.items():
             setting = next(_way(load, where, mode, size), None)
-            speeds[cache] = replays.estimate(setting, whole=False).tokens_per_s.middle if setting else 0.0
+            speeds[cache] = of.made.estimate(setting).middle.tokens_per_s if setting else 0.0
         if not all(speeds.values()):
             continue
         gain = speeds[True] / speeds[False] - 1
         faster = "tie" if abs(gain) <= WORTH else "cache" if gain > 0 else "placed"
-        if faster != before:
-            yield Turn(many, size, mean_experts(load.geometry, size), faster)
-        before = faster
+        yield Turn(many, size, mean_experts(load.geometry, size), faster)
 
 
 def prompt_of(of: Answer, tokens: int) -> FirstTokens:
@@ -605,6 +619,8 @@ def keep_answer(of: Answer, out: Path) -> Iterator[str]:
 
     Yield what was written, and the command of the answer. Raises ConfigError or TraceError if it cannot be written.
     """
+    from moereplay.sweeps.parts import keep  # and Polars, which takes a sixth of a second to import
+
     load = of.load
     with leaving_no_folders(out):
         out.mkdir(parents=True, exist_ok=False)
@@ -652,12 +668,11 @@ def surface(of: Answer) -> list[dict[str, Any]]:
     own = [machine.ram_bytes] if machine.ram_bytes < NO_LIMIT else []
     whole, points = load.fixed_bytes + load.expert_bytes, []
     cards = _with([machine.memory_bytes], _up_to(whole, [gib << 30 for gib in CARD_SIZES]))
-    replays = Replays(load)
     for ram in _with(own, _up_to(whole + SYSTEM, [gib << 30 for gib in KIT_SIZES if gib >= LEAST_RAM])):
         for vram in cards:
             where = with_memory(machine, vram)._replace(ram_bytes=int(ram))
-            setting = replays.best([*settings(load, where, made)])
-            speed = replays.estimate(setting, whole=False).tokens_per_s.middle if setting else 0.0
+            found = of.made.apart.fastest(where, made)
+            speed = found.middle.tokens_per_s if found else 0.0
             here = vram == machine.memory_bytes and ram in own
             points.append({"vram_bytes": vram, "ram_bytes": ram, "tokens_per_s": speed, "here": here})
     return points

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice, product
 from statistics import fmean
 from typing import NamedTuple
 
-from moereplay.simulator.capacity import parse_capacity
+import numpy as np
+
+from moereplay.simulator.capacity import pairs_of, parse_capacity
 from moereplay.simulator.cards import kept_bytes
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.machine import NO_LIMIT, Machine, with_memory, without_gpu
@@ -78,12 +80,11 @@ class Setting:
         capacity = f"{max(self.fast_bytes, least)}B"  # a pool has room for an expert, also where none stays there
         if self.mode.holds == LAYERS:
             layers = range(geometry.layers - self.gpu_layers, geometry.layers)
-            warm: Experts = tuple((layer, expert) for layer in layers for expert in range(geometry.experts))
+            warm: Experts = tuple(product(layers, range(geometry.experts)))
         else:
             pools = parse_capacity(capacity, geometry, scope, (geometry.expert_bytes,)).pools
-            warm = filled(
-                tuple(sorted(order)) if self.mode.holds == UNIFORM else order, pools, geometry.expert_bytes, 0
-            )
+            every = product(range(geometry.layers), range(geometry.experts))
+            warm = filled(tuple(every) if self.mode.holds == UNIFORM else order, pools, geometry.expert_bytes, 0)
         stays = self.mode.holds in PLACED
         uploads = not stays and self.mode.miss == "cpu"
         config = configure(
@@ -99,17 +100,14 @@ class Setting:
         profile = (warm or order[:1]) if stays else ()
         return config.model_copy(update={"warm": (*warm, *self._below(load, warm, order)), "profile": profile})
 
-    def _below(self, load: Load, warm: Experts, order: Experts) -> Iterator[tuple[int, int]]:
-        """Yield the experts that main memory holds at the start, where it cannot hold all: the most used others."""
+    def _below(self, load: Load, warm: Experts, order: Experts) -> Experts:
+        """Return the experts that main memory holds at the start, where it cannot hold all: the most used others."""
         if not self.disk_bytes or not self.machine.has_main_memory:
-            return
-        there, left = set(warm), self.ram_bytes
-        for layer, expert in order:
-            if (layer, expert) not in there:
-                left -= load.geometry.expert_bytes[layer]
-                if left < 0:
-                    return
-                yield layer, expert
+            return ()
+        others = np.ones((load.geometry.layers, load.geometry.experts), bool)
+        others[tuple(pairs_of(warm).T)] = False
+        left = compress(order, others[tuple(pairs_of(order).T)].tolist())
+        return filled(tuple(left), (self.ram_bytes,), load.geometry.expert_bytes, 1)
 
     def platform(self, load: Load) -> Platform:
         """Return the machine with the prices of this setting."""

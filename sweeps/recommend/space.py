@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import compress
 from math import prod
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 from moereplay import policies
 from moereplay.policies.contract import Miss, PolicyError, Prefetch
 from moereplay.policies.grammar import Chosen, parse
+from moereplay.simulator.capacity import bytes_before, pairs_of
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.presets import NAMES, SPECMD, preset
@@ -217,22 +219,19 @@ def _first_uses(trace: Trace) -> np.ndarray:
 
 def filled(order: Experts, pools: Sequence[int], sizes: Sequence[int], together: int) -> Experts:
     """Return the first experts of an order that fit their pools; with `together`, in complete groups of that size."""
-    left, held, least, full = list(pools), list[tuple[int, int]](), min(sizes), set[int]()
     step = max(1, together)
-    for at in range(0, len(order), step):
-        group = order[at : at + step]
-        pool = group[0][0] if len(left) > 1 else 0
-        needed = sizes[group[0][0]] * len(group)
-        if needed <= left[pool]:
-            left[pool] -= needed
-            held += group
-        elif together:
-            break
-        elif left[pool] < least:
-            full.add(pool)
-            if len(full) == len(left):
-                break
-    return tuple(held)
+    layers = pairs_of(order)[::step, 0]
+    needed, pool, left = step * np.array(sizes)[layers], layers * (len(pools) > 1), np.array(pools)
+    fits, rest = np.zeros(len(layers), bool), np.arange(len(layers))
+    while len(rest):  # each round takes those before the first that does not fit, and drops all that no longer do
+        taken = bytes_before(pool[rest], needed[rest]) + needed[rest] <= left[pool[rest]]
+        if together:
+            return order[: step * int(np.argmin([*taken, False]))]
+        fits[rest[taken]] = True
+        np.subtract.at(left, pool[rest[taken]], needed[rest[taken]])
+        rest = rest[~taken]
+        rest = rest[needed[rest] <= left[pool[rest]]]
+    return tuple(compress(order, fits.tolist()))
 
 
 # -- Sets that engines support

@@ -231,8 +231,8 @@ def test_where_everything_fits_nothing_is_compared_and_whole_layers_are_replayed
     assert found.ways == () and found.best.hit.least == 1 and len(found.best.runs) == 1
     assert "every expert fits into VRAM" in "\n".join(lines(found))
     replays = Replays(of)
-    replays.estimate(next(settings_of(of, machine(), engine("llama.cpp"), engine("llama.cpp").modes[0])))
-    assert replays.many == 1
+    whole = replays.estimate(next(settings_of(of, machine(), engine("llama.cpp"), engine("llama.cpp").modes[0])))
+    assert not replays.asked and len(whole.runs) == 1 == len(replays.asked)
 
 
 def test_memory_over_a_disk_is_that_of_phones_and_of_unified_memory() -> None:
