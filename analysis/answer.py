@@ -7,8 +7,8 @@ from typing import Any
 
 from moereplay.analysis.tables import table
 from moereplay.sweeps.recommend.answer import WORTH, Answer, Drafted, Estimate, More, Range, Way, tried_of
-from moereplay.sweeps.recommend.engines import engine, not_listed
-from moereplay.sweeps.recommend.settings import GLOBAL_LRU, LAYERS, MAPPED, Sum
+from moereplay.sweeps.recommend.engines import GLOBAL_LRU, LAYERS, engine, not_listed
+from moereplay.sweeps.recommend.settings import MAPPED, Sum
 from moereplay.traces.texts import between, counted, digits, percent, size, sold
 from moereplay.traces.units import GB
 

@@ -25,13 +25,10 @@ from moereplay.simulator.replay import ENGINES, replay
 from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.parts import keep
 from moereplay.sweeps.recommend.decoding import PLAIN, Asked
-from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
+from moereplay.sweeps.recommend.engines import GLOBAL_LRU, LAYERS, STATIC, Engine, Mode, engine, engines
 from moereplay.sweeps.recommend.load import Load
 from moereplay.sweeps.recommend.prompts import First, first_token, streaming_wins
 from moereplay.sweeps.recommend.settings import (
-    GLOBAL_LRU,
-    LAYERS,
-    STATIC,
     SYSTEM,
     Setting,
     Sum,
