@@ -36,6 +36,21 @@ class Tried(NamedTuple):
         return 1000 / tpot_ms
 
     @property
+    def policies(self) -> dict[str, str]:
+        """The settings that a search chooses."""
+        return {kind: getattr(self.config, kind) for kind in ("eviction", "prefetch", "miss", "scope")}
+
+    @property
+    def model(self) -> str:
+        """The trace's model."""
+        return self.result.about["model"]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache."""
+        return self.result.about["capacity_bytes"]
+
+    @property
     def hit_rate(self) -> float:
         """Hits per access."""
         return values_of(self.result)["hit_rate"] or 0.0

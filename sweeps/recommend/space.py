@@ -23,7 +23,7 @@ from moereplay.simulator.machine import of_platform
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.presets import NAMES, SPECMD, preset
 from moereplay.simulator.replay import plan
-from moereplay.sweeps.recommend.engines import LAYERS, PLACED, UNIFORM, engines
+from moereplay.sweeps.recommend.engines import LAYERS, PLACED, UNIFORM, Engine, engines
 from moereplay.sweeps.recommend.engines import STAYS as STATIC
 from moereplay.traces.demand import demand_of
 from moereplay.traces.derived import shared
@@ -247,19 +247,17 @@ TRACE_PROFILE, GIVEN_PROFILE = "profile=trace", "profile=given"
 class Known(NamedTuple):
     """A policy set that an engine supports, by name of the setting."""
 
-    engine: str
-    machines: frozenset[str]  #: kinds that it runs on; none: not known
+    name: str
+    made: Engine | None  #: its profile
+    machines: frozenset[str]  #: kinds that it runs on, where there is a profile
     change: dict[str, str]
     start: str
 
-    def runs(self, config: ReplayConfig, start: str, machine: str) -> bool:
-        """Return whether a configuration has this set on its kind of machine; static sets differ by their start."""
-        placed = self.change["eviction"] == STATIC
-        return (
-            (not self.machines or machine in self.machines)
-            and all(getattr(config, name) == text for name, text in self.change.items())
-            and (not placed or (start == LAYERS) == (self.start == LAYERS))
-        )
+    def runs(self, config: ReplayConfig, start: str, machine: str, model: str) -> bool:
+        """Return whether a configuration has this set, for a model on a machine; static sets differ by their start."""
+        able = self.made is None or (machine in self.machines and self.made.runs(model))
+        starts = self.change["eviction"] != STATIC or (start == LAYERS) == (self.start == LAYERS)
+        return able and starts and all(getattr(config, name) == text for name, text in self.change.items())
 
 
 @cache
@@ -268,10 +266,10 @@ def known_sets() -> tuple[Known, ...]:
     return (*_of_engines(), *_of_presets())
 
 
-def engines_of(config: ReplayConfig, start: str) -> list[str]:
-    """Return the names of the engines that support a configuration on its platform."""
+def engines_of(config: ReplayConfig, start: str, model: str) -> list[str]:
+    """Return the names of the engines that support a configuration for a model on its platform."""
     kind = of_platform(platform(config.platform)).kind
-    return list(dict.fromkeys(each.engine for each in known_sets() if each.runs(config, start, kind)))
+    return list(dict.fromkeys(each.name for each in known_sets() if each.runs(config, start, kind, model)))
 
 
 def _of_engines() -> Iterator[Known]:
@@ -280,7 +278,7 @@ def _of_engines() -> Iterator[Known]:
         for mode in each.modes:
             if mode.least_rows == 1 and mode.holds != UNIFORM and (mode.holds in PLACED or each.name not in NAMES):
                 start = LAYERS if mode.holds == LAYERS else USED
-                yield Known(f"{each.name} {mode.name}", frozenset(mode.machines), mode.policies, start)
+                yield Known(f"{each.name} {mode.name}", each, frozenset(mode.machines), mode.policies, start)
 
 
 def _of_presets() -> Iterator[Known]:
@@ -294,7 +292,7 @@ def _of_presets() -> Iterator[Known]:
             (each for each in engines() if name.startswith(each.name)), key=lambda of: len(of.name), default=None
         )
         machines = frozenset(kind for mode in made.modes for kind in mode.machines) if made else frozenset[str]()
-        yield Known(f"preset {name}", machines, change, USED)
+        yield Known(f"preset {name}", made, machines, change, USED)
 
 
 def _fitted(eviction: str) -> str:
