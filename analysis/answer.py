@@ -462,7 +462,8 @@ def _searched(of: Searched) -> Iterator[str]:
     best, answer = of.best, of.answer
     fast = f"{sold(of.question.memory.total_bytes)} {of.machine.fast_tier}"
     yield f"{of.best.model} on {best.config.platform}, {fast}"
-    yield f"{of.grade.upper()}: {of.source}"
+    grade, source = of.grade
+    yield f"{grade.upper()}: {source}"
     yield ""
     yield f"  {_exact(best)} ({_sure(of)})   {_named(best)}"
     yield f"  {_band(of)}"
@@ -521,8 +522,8 @@ def _beaten(of: Searched, second: Tried) -> str | None:
 
 def _band(of: Searched) -> str:
     """Say how far off such times were in measured runs, or that they were not compared."""
-    if of.band:
-        return of.band.as_they(of.best.config.platform, of.best.tokens_per_s)
+    if of.machine.band and of.about.get("band"):
+        return of.machine.band.as_they(of.best.config.platform, of.best.tokens_per_s)
     if of.about["seconds"] == "calibrated":
         return seconds_in_words(of.about)
     return f"not compared with measured runs: {of.about['uncalibrated'] or 'the platform states none'}"
@@ -533,7 +534,7 @@ def _room(of: Searched) -> Iterator[str]:
     memory, where = of.question.memory, of.placed
     parts = {"dense weights": memory.dense_bytes, "KV cache": memory.kv_bytes, "runtime": memory.runtime_bytes}
     parts |= {"draft layer": memory.head_bytes, "experts": of.held}
-    mean = " of mean size" if of.is_unequal else ""
+    mean = " of mean size" if _is_unequal(of) else ""
     notes = {"experts": f" ({where.slots:,}{mean}, {where.gpu_experts} of each layer)"}
     total = Sum({name: count for name, count in parts.items() if count}, memory.total_bytes)
     yield f"  {of.machine.fast_tier} {_sum(total, notes)}"
@@ -543,6 +544,10 @@ def _room(of: Searched) -> Iterator[str]:
         machine = size(peak.machine_bytes)
         pages = f", but the machine has {machine}: every set here will page; times do not include page faults"
         yield f"warning: peak: {said}{pages}" if peak.will_page else f"  peak: {said}, of {machine}"
+
+
+def _is_unequal(of: Searched) -> bool:
+    return len(set(of.question.trace.geometry.expert_bytes)) > 1
 
 
 def _start(of: Searched) -> Iterator[str]:
@@ -569,7 +574,7 @@ def _decoded(of: Searched) -> Iterator[str]:
     """Yield what several streams do, and whether drafts pay."""
     found = of.decoded
     if found and found.alone:
-        chosen = found.chosen
+        chosen = next(step for step in found.steps if step.drafts == found.drafts)
         together, alone = chosen.throughput_tokens_per_s, found.alone.tokens_per_s
         yield _together(found.concurrency, together, chosen.tokens_per_s, alone)
     if found and found.gain is not None:
@@ -630,7 +635,7 @@ def _tried(of: Searched) -> str:
     answer, space = of.answer, of.answer.space
     each = ", ".join(f"{len(values)} of {axis}" for axis, values in space.axes().items())
     judged, few = of.question.trace.tokens, answer.screened_on
-    how = f", most on {counted(few, 'request')}, the best sets on all" if few else ""
+    how = f", most on a part ({counted(few, 'request')}), the best sets on all" if few else ""
     if judged != of.whole.tokens:
         how = f"; figures cover {judged:,} of {counted(of.whole.tokens, 'token')}; --thorough replays all"
     cut = f"; ended early, of at most {most_replays(of.question):,}: --budget none tries all" if answer.cut else ""
@@ -668,8 +673,8 @@ def _of_search(of: Searched) -> dict[str, Any]:
     part = {"requests": judged.requests, "tokens": judged.tokens}
     part |= {"of_requests": of.whole.requests, "of_tokens": of.whole.tokens}
     return {
-        "grade": of.grade,
-        "routing": of.source,
+        "grade": of.grade[0],
+        "routing": of.grade[1],
         "trace": {"name": of.name, "model": of.best.model, "digest": of.whole.digest},
         "synthetic": of.synthetic or None,
         "platform": of.best.config.platform,
@@ -700,7 +705,7 @@ def _of_search(of: Searched) -> dict[str, Any]:
         "target_tokens_per_s": question.target_tokens_per_s,
         "smallest_memory_for_target": answer.smallest and _point(of, answer.smallest),
         "flags": {"cache_mib": of.placed.cache_mib, "slots": of.placed.slots, "slots_per_layer": of.placed.gpu_experts}
-        | {"unequal": of.is_unequal, **of.flags},
+        | {"unequal": _is_unequal(of), **of.flags},
         "decoding": of.decoded,
         "warnings": of.warnings,
     }

@@ -19,7 +19,7 @@ from moereplay.commands.options import CORES, OfRecommendation, grouped
 from moereplay.commands.terminal import INTERRUPTED, interruptible, say, say_when_compiling, searching, show, show_json
 from moereplay.results.errors import check_output
 from moereplay.results.settings import expert_lists
-from moereplay.simulator.capacity import CONTEXT, Memory, assumed_parts, divided, memory_of
+from moereplay.simulator.capacity import CONTEXT, Memory, divided, memory_of
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.here import here
 from moereplay.simulator.machine import Machine, assembled, of_platform, without_disk
@@ -27,7 +27,7 @@ from moereplay.simulator.platforms import platform
 from moereplay.sweeps.recommend.answer import Answer, answer, keep_answer, none_smaller, prompt_of, surface
 from moereplay.sweeps.recommend.decoding import asked
 from moereplay.sweeps.recommend.draft_replays import asked_of, most_with_drafts, search_with_drafts
-from moereplay.sweeps.recommend.load import KV_FORMATS, Options, model_load, smaller_loads, trace_load
+from moereplay.sweeps.recommend.load import KV_FORMATS, Options, assumed_parts, model_load, smaller_loads, trace_load
 from moereplay.sweeps.recommend.prompts import MOST_PROMPT
 from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget
 from moereplay.sweeps.recommend.search import Question, everything, judged, most_replays

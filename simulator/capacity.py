@@ -262,12 +262,6 @@ def divided(trace: Trace, total: int, context: int, runtime: str = "", dense: st
     return found
 
 
-def assumed_parts(context: int | None, runtime: str) -> list[str]:
-    """Return the parts of a memory that are assumed, with the options that replace them."""
-    said = [] if context is not None else [f"a context of {CONTEXT:,} positions (--context)"]
-    return said if runtime else [*said, f"{size(RUNTIME)} of runtime (--runtime)"]
-
-
 def kv_bytes_of(trace: Trace) -> int:
     """Return the KV cache bytes of one position, from the trace or its model's name; 0 if unknown."""
     return as_known(trace.geometry, trace.header.provenance.model).kv_bytes

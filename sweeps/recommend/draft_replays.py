@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from moereplay.simulator.config import ReplayConfig, configure
@@ -54,20 +55,11 @@ class Decoded(NamedTuple):
 
     concurrency: int
     drafts: int  #: that are chosen
-    accept: tuple[float, ...]
     accept_source: str
-    rejected: str
-    rows: int
-    head: bool
     steps: tuple[Step, ...]  #: by number of drafts
     alone: Step | None  #: one stream without drafts, where there are several
     gain: float | None  #: of the fastest step with drafts over that without
     pays: bool | None
-
-    @property
-    def chosen(self) -> Step:
-        """The step with the chosen number of drafts."""
-        return next((step for step in self.steps if step.drafts == self.drafts), self.steps[0])
 
 
 def with_drafts(question: Question, of: Asked, many: int) -> Question:
@@ -103,17 +95,15 @@ def search_with_drafts(
     question: Question, of: Asked, workers: int, advance: Callable[[int], None], budget: Budget
 ) -> tuple[Question, Answer, Decoded]:
     """Choose a number of drafts, search with it, and compare numbers; `question` has none."""
-    runners: list[Runner] = []
-
-    def runner(trace: Trace) -> Runner:
-        runners.append(Runner(trace, workers, advance))
-        return runners[-1]
-
+    runner = partial(Runner, workers=workers, advance=advance, budget=budget)
     number = _first_choice(question, of, runner) if of.is_open else of.most
     chosen = with_drafts(question, of, number)
     answer = search(chosen, workers, advance, budget)
-    found = _decoded(of, *_by_drafts(question, of, answer, runner), number)
-    return chosen, replace(answer, replayed=answer.replayed + sum(len(run.known) for run in runners)), found
+    steps, alone = _by_drafts(question, of, answer, runner)
+    fastest = max((step.tokens_per_s for step in steps[1:]), default=None)
+    gain = None if fastest is None else fastest / steps[0].tokens_per_s - 1
+    found = Decoded(of.streams, number, of.accept, steps, alone, gain, None if gain is None else gain > WORTH)
+    return chosen, replace(answer, replayed=budget.replays), found
 
 
 def most_with_drafts(question: Question, of: Asked) -> int:
@@ -134,16 +124,16 @@ def _first_choice(question: Question, of: Asked, runner: Callable[[Trace], Runne
 
 def _by_drafts(
     question: Question, of: Asked, answer: Answer, runner: Callable[[Trace], Runner]
-) -> tuple[list[Step], Step | None]:
+) -> tuple[tuple[Step, ...], Step | None]:
     """Return the fastest of the leading sets with each number of drafts, and with one stream without any."""
     leading = (answer.best, answer.second, answer.known, answer.without_prefetch, answer.fetching)
     sets = list(dict.fromkeys(each.config for each in leading if each))
-    steps = [_step(with_drafts(question, of, many), sets, many, runner) for many in of.lengths]
-    lone = of._replace(streams=1)
-    alone = replace(question, base={**question.base, "passes": "batch:1"})
-    return [step for step in steps if step], (
-        _step(with_drafts(alone, lone, 0), sets, 0, runner) if of.streams > 1 else None
-    )
+    steps = (_step(with_drafts(question, of, many), sets, many, runner) for many in of.lengths)
+    found = tuple(step for step in steps if step)
+    if of.streams == 1:
+        return found, None
+    alone = with_drafts(replace(question, base={**question.base, "passes": "batch:1"}), of._replace(streams=1), 0)
+    return found, _step(alone, sets, 0, runner)
 
 
 def _step(
@@ -153,7 +143,7 @@ def _step(
     given = ("draft", "passes", "platform")
     of = configure(**question.at(question.memory.cache_bytes))
     changed = [each.model_copy(update={name: getattr(of, name) for name in given}) for each in sets]
-    tried = runner(question.trace).tried(resized(question, changed, question.memory.cache_bytes))
+    tried = runner(question.trace).tried(resized(question, changed, question.memory.cache_bytes), least=1)
     return _step_of(many, fastest_first(tried)[0]) if tried else None
 
 
@@ -170,22 +160,4 @@ def _step_of(drafts: int, tried: Tried) -> Step:
         cpu_executed_per_token=totals["cpu_executed"] / tokens,
         cache_bytes=tried.cache_bytes,
         set=tried.policies,
-    )
-
-
-def _decoded(of: Asked, steps: Sequence[Step], alone: Step | None, best: int) -> Decoded:
-    fastest = max((step.tokens_per_s for step in steps[1:]), default=None)
-    gain = None if fastest is None else fastest / steps[0].tokens_per_s - 1
-    return Decoded(
-        concurrency=of.streams,
-        drafts=best,
-        accept=of.drafts.accept,
-        accept_source=of.accept,
-        rejected=of.drafts.rejected,
-        rows=of.at(best).rows,
-        head=of.head,
-        steps=tuple(steps),
-        alone=alone,
-        gain=gain,
-        pays=None if gain is None else gain > WORTH,
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.results.remarks import SYNTHETIC
-from moereplay.simulator.capacity import CONTEXT, RUNTIME, assumed_parts, size_of, sized
+from moereplay.simulator.capacity import CONTEXT, RUNTIME, size_of, sized
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.recommend.decoding import PLAIN, Asked, Decoding, asked
 from moereplay.sweeps.recommend.space import Experts
@@ -223,15 +223,9 @@ def trace_load(path: Path, options: Options) -> Load:
     about = trace.header.provenance
     geometry = sized(as_known(trace.geometry, about.model), about.model, options.dense, options.dense_bits)
     load = _load(options, geometry, about.model, shown(about.model), recognised(about.model, geometry))
-    told = assumption(geometry, recorded(about))
+    assumed = (*load.assumed, *filter(None, [assumption(geometry, recorded(about))]))
     grade, source = grade_of("estimated", trace)
-    return replace(
-        load,
-        routings=(_recorded(trace, _streams(load)),),
-        grade=grade,
-        source=source,
-        assumed=(*load.assumed, *filter(None, [told])),
-    )
+    return replace(load, routings=(_recorded(trace, _streams(load)),), grade=grade, source=source, assumed=assumed)
 
 
 def grade_of(seconds: str, trace: Trace) -> tuple[str, str]:
@@ -270,6 +264,12 @@ def _load(options: Options, geometry: Geometry, model: str, name: str, known: Kn
             f"dense weights at {geometry.dense_bits:g} bits, {size(load.dense_bytes)} (--dense, --dense-bits)"
         )
     return replace(load, name=f"{name} ({size(load.expert_bytes + load.dense_bytes)})", assumed=tuple(assumed))
+
+
+def assumed_parts(context: int | None, runtime: str) -> list[str]:
+    """Return the parts of a memory that are assumed, with the options that replace them."""
+    said = [] if context is not None else [f"a context of {CONTEXT:,} positions (--context)"]
+    return said if runtime else [*said, f"{size(RUNTIME)} of runtime (--runtime)"]
 
 
 def _buffers(geometry: Geometry, known: KnownModel | None) -> int:

@@ -163,7 +163,7 @@ def search(
         recall_that_pays=_recall(run, base, _again(ranking, space, pace), best, pace) if searched else None,
         lossy=tuple(_lossy(run, question, best)),
         smallest=_smallest(run.whole, question, best),
-        replayed=run.replayed,
+        replayed=budget.replays,
         cut=run.cut,
     )
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from moereplay.policies.grammar import deciding
 from moereplay.results.remarks import Ranked, idle, turned
 from moereplay.results.settings import repeat_command
-from moereplay.simulator.calibration import Band
 from moereplay.simulator.capacity import kv_bytes_of
 from moereplay.simulator.machine import of_platform
 from moereplay.simulator.platform import Platform
 from moereplay.simulator.platforms import platform
 from moereplay.sweeps.recommend.answer import UNKNOWN_DENSE
 from moereplay.sweeps.recommend.draft_replays import Decoded
-from moereplay.sweeps.recommend.engines import Engine, Placed, engines, placed
+from moereplay.sweeps.recommend.engines import Placed, engines, placed
 from moereplay.sweeps.recommend.load import grade_of
 from moereplay.sweeps.recommend.runner import Tried
 from moereplay.sweeps.recommend.search import WORTH, Answer, Question, differing, everything
@@ -95,24 +94,14 @@ class Searched:
         return synthetic(self.whole.header.provenance)
 
     @property
-    def grade(self) -> str:
-        """What the answer rests on."""
-        return grade_of(self.about["seconds"], self.question.trace)[0]
-
-    @property
-    def source(self) -> str:
-        """Whose routing it is."""
-        return grade_of(self.about["seconds"], self.question.trace)[1]
+    def grade(self) -> tuple[str, str]:
+        """What the answer rests on, and whose routing it is."""
+        return grade_of(self.about["seconds"], self.question.trace)
 
     @property
     def machine(self) -> Platform:
         """The platform."""
-        return platform(self.best.config.platform)
-
-    @property
-    def band(self) -> Band | None:
-        """The measured error of such times, if it is known."""
-        return self.machine.band if self.about.get("band") else None
+        return platform(self.question.base["platform"])
 
     def start(self, tried: Tried) -> str:
         """Return what a set's cache holds at the start."""
@@ -133,7 +122,7 @@ class Searched:
 
     def peak(self, used: int) -> Peak | None:
         """Return the peak of a fast memory of `used` bytes, if the platform states the memory that the system needs."""
-        machine = platform(self.question.base["platform"])
+        machine = self.machine
         if machine.memory_bytes is None or machine.reserve_bytes is None:
             return None
         reserve, size = int(machine.reserve_bytes), int(machine.memory_bytes)
@@ -205,20 +194,14 @@ class Searched:
         return placed(self.question.trace.geometry, self.held, (memory.dense_bytes + self.held) / memory.total_bytes)
 
     @property
-    def is_unequal(self) -> bool:
-        """Whether experts differ in bytes, so that slots are of mean size."""
-        return len(set(self.question.trace.geometry.expert_bytes)) > 1
-
-    @property
     def flags(self) -> dict[str, str]:
         """The flags that come closest to that cache, of engines that run the model on such a machine."""
-        kind, able = of_platform(self.machine).kind, [each for each in engines() if each.runs(self.best.model)]
-        return flags(self.placed, kind, able)
+        return flags(self.placed, of_platform(self.machine).kind, self.best.model)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the figures do not hold for, and which order would turn."""
-        return tuple(dict.fromkeys([*self._warnings(), *self._turned()]))
+        return tuple(dict.fromkeys(filter(None, [*self._warnings(), *self._turned()])))
 
     def _warnings(self) -> Iterator[str]:
         trace, about = self.question.trace, self.about
@@ -227,8 +210,8 @@ class Searched:
         if self.compulsory_limit < SHORT and self.best.config.warm:
             yield SHORT_TRACE.format(f"{100 * self.compulsory_limit:.1f}%")
         yield from idle([self.best.result.to_json()])
-        if about["warning"] and not self.question.all_fit:
-            yield about["warning"]
+        said = (about["warning"] or "").split("; ")
+        yield "; ".join(part for part in said if not (self.question.all_fit and part.startswith("capacity is ")))
         if "open-loop" in about["label"]:
             yield about["label"]
         if trace.requests == 1:
@@ -236,29 +219,24 @@ class Searched:
 
     def _turned(self) -> Iterator[str]:
         """Yield which other set would be faster under an assumed price of decisions, if the platform states none."""
-        if platform(self.question.base["platform"]).decisions.of_steps:
+        if self.machine.decisions.of_steps:
             return
-        others = (self.answer.second, self.answer.without_prefetch, self.answer.known)
-        for other in filter(None, others):
-            said = turned(*_ranked(self.best, other), self.question.trace.geometry.layers)
-            yield from filter(None, [said])
+        answer, of, layers = self.answer, deciding(), self.question.trace.geometry.layers
+        for other in filter(None, (answer.second, answer.without_prefetch, answer.known)):
+            names = differing(self.best, other)
+            first, second = (
+                Ranked(
+                    ", ".join(f"{name} {each.policies[name]}" for name in names) or "the same set",
+                    each.tokens_per_s,
+                    of(each.config.model_dump(mode="json")),
+                )
+                for each in (self.best, other)
+            )
+            yield turned(first, second, layers) or ""
 
 
-def _ranked(best: Tried, other: Tried) -> tuple[Ranked, Ranked]:
-    """Return two sets by the settings in which they differ."""
-    of, settings = deciding(), differing(best, other)
-    first, second = (
-        Ranked(
-            ", ".join(f"{name} {each.policies[name]}" for name in settings) or "the same set",
-            each.tokens_per_s,
-            of(each.config.model_dump(mode="json")),
-        )
-        for each in (best, other)
-    )
-    return first, second
-
-
-def flags(where: Placed, kind: str, able: Iterable[Engine]) -> dict[str, str]:
+def flags(where: Placed, kind: str, model: str = "") -> dict[str, str]:
     """Return the flags of the first mode of each engine for this kind of machine; an engine may need none."""
+    able = (each for each in engines() if each.runs(model))
     modes = {each.name: next((mode for mode in each.modes if kind in mode.machines), None) for each in able}
     return {name: mode.render(where) for name, mode in modes.items() if mode}

@@ -20,7 +20,7 @@ GEOMETRY = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)
 
 
 def said_of(size: int, kind: str = "gpu") -> dict[str, str]:
-    return flags(placed(GEOMETRY, size, (30_000_000 + size) / 100_000_000), kind, engines())
+    return flags(placed(GEOMETRY, size, (30_000_000 + size) / 100_000_000), kind)
 
 
 def test_a_cache_of_18_experts():

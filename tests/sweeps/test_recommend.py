@@ -16,7 +16,7 @@ from moereplay.results.remarks import Ranked
 from moereplay.simulator.capacity import RUNTIME, Memory, divided
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget, Runner
+from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget, Runner, fastest_first
 from moereplay.sweeps.recommend.search import WORTH, Answer, Question, judged, most_replays, search
 from moereplay.sweeps.recommend.searched import Searched
 from moereplay.sweeps.recommend.space import (
@@ -29,6 +29,7 @@ from moereplay.sweeps.recommend.space import (
     bits_of,
     can_replay,
     compulsory_limit,
+    engines_of,
     filling,
     lossy_of,
     space_of,
@@ -385,13 +386,47 @@ def test_work_cuts_a_search_at_the_same_replay_on_every_machine(monkeypatch):
     question = question_of(trace_of(), 7, platform="phone-ufs4")
 
     def searched(workers: int) -> dict[str, Any]:
-        return document(told(question, search(question, workers, budget=Budget(accesses=4_000))))
+        of = told(question, search(question, workers, budget=Budget(accesses=4_000)))
+        return document(of) | {"lines": list(lines(of, verbose=True))}
 
     before = searched(1)
     assert before["searched"]["cut"] and 2 <= before["searched"]["replayed"] <= 10 < most_replays(question)
     clock = itertools.count(step=3600.0)
     monkeypatch.setattr("moereplay.sweeps.recommend.runner.time.monotonic", lambda: next(clock))
     assert json.dumps(searched(3)) == json.dumps(before)
+
+
+def test_sets_of_equal_speed_keep_the_order_in_which_they_are_tried():
+    """Where every expert fits, nothing is evicted."""
+    sets = [
+        configure(platform="phone-ufs4", capacity=f"{24 * SIZE}B", eviction=name) for name in ("lru", "fifo", "lfu")
+    ]
+    for configs in (sets, sets[::-1]):
+        for workers in (1, 3):
+            ranking = fastest_first(Runner(trace_of(), workers).tried(configs))
+            assert [each.config for each in ranking] == configs and len({each.tokens_per_s for each in ranking}) == 1
+
+
+def test_progress_and_answer_count_the_same_replays():
+    for experts in (7, 100):
+        question = question_of(trace_of(), experts, scope="global", pace=QUICK)
+        seen: list[int] = []
+        answer = search(question, advance=seen.append)
+        assert sum(seen) == answer.replayed <= most_replays(question)
+
+
+def test_engines_are_those_that_run_the_model_on_such_a_machine():
+    def names(platform: str, model: str = "m", start: str = USED, **policies: str) -> list[str]:
+        return engines_of(configure(platform=platform, capacity="50%", **policies), start, model)
+
+    cache = {"eviction": "lru", "miss": "fetch"}
+    assert names("rtx4090-pcie4", **cache) == ["preset freetoken"]
+    assert names("rtx4090-pcie4", "qwen3.8-flash-next", **cache) == ["preset freetoken", "preset crow"]
+    assert names("phone-ufs4", **cache) == ["preset bigmoeonedge"]
+    uploads = {"eviction": "lru", "prefetch": "missed", "miss": "cpu", "scope": "per_layer"}
+    assert names("rtx4090-pcie4", **uploads) == ["llama.cpp-pr-27861 --moe-expert-cache", "neurall --moe-expert-cache"]
+    layers = names("rtx4090-pcie4", start=LAYERS, eviction=STATIC, miss="cpu")
+    assert layers == ["llama.cpp --n-cpu-moe", "ik_llama.cpp --n-cpu-moe"]
 
 
 @pytest.mark.slow
