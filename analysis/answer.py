@@ -698,7 +698,7 @@ def _of_search(of: Searched) -> dict[str, Any]:
         },
         "memory_curve": [_point(of, each) for each in answer.curve],
         "all_fit": question.all_fit,
-        "prefetch": of.prefetch,
+        "prefetch": of.prefetch._asdict() | {"recall_that_pays": answer.recall_that_pays},
         "cpu": of.cpu,
         "lossy": [_set(tried) | lossy._asdict() for tried, lossy in of.lossy],
         "lossy_left_out": of.lossy_left_out,

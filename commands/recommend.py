@@ -42,6 +42,7 @@ from moereplay.traces.texts import nearest
 
 OF_LOADS = frozenset({"platform", "dense", "dense_bits", "draft"})  #: settings that an answer about engines reads
 OF_BOTH = frozenset({"out"})
+OF_ENGINES = frozenset({"cores", "disk", "figures", "kv_bits", "link", "prompt", "ram_rate"})  #: that a search ignores
 POSITIONS = "Positions in the KV cache (default: 4096, assumed)."
 STREAMS = "Requests that decode together, each with --context positions (default: 1)."
 
@@ -136,8 +137,9 @@ def recommend(
             )
         _answered(subject, trace, settings, given, parts, engine, quant, printed, search.out)
         return
-    if printed.figures:
-        raise ConfigError("--figures requires settings of engines: omit --platform, or pass --engine")
+    for name in sorted(typed & OF_ENGINES):
+        option = f"--{name.replace('_', '-')}"
+        raise ConfigError(f"{option} requires settings of engines: omit --platform, or pass --engine")
     if quant:
         raise ConfigError("--quant requires a model: a trace states how its experts are stored")
     _searched(trace, settings, given, parts, search, printed)

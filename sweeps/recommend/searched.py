@@ -44,7 +44,6 @@ class Verdict(NamedTuple):
     pays: bool | None
     gain: float
     reason: str
-    recall_that_pays: float | None = None  #: of a predictor, where nothing is prefetched
 
 
 class Lossy(NamedTuple):
@@ -148,7 +147,7 @@ class Searched:
         if recall is None:
             return Verdict(False, 0.0, "not even with every expert of the next layer predicted")
         reason = f"no prefetch that the trace can feed gains; a predictor of recall and precision {recall:g} would"
-        return Verdict(False, 0.0, reason, recall)
+        return Verdict(False, 0.0, reason)
 
     @property
     def cpu(self) -> Verdict:

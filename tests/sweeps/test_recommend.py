@@ -454,6 +454,12 @@ def test_options_of_a_search_are_refused_where_there_is_none():
             assert ended.returncode == 2 and f"{arguments[0]} requires a trace and --platform" in unfolded(ended.stderr)
 
 
+def test_options_that_a_search_ignores_are_refused():
+    for option, value in (("--prompt", "9"), ("--kv-bits", "4"), ("--disk", "3GB/s"), ("--figures", "new")):
+        ended = moereplay("recommend", "miniature", "--platform", "phone-ufs4", "--memory", "510MB", option, value)
+        assert ended.returncode == 2 and f"{option} requires settings of engines" in unfolded(ended.stderr)
+
+
 def test_budgets_are_times():
     for text in ("soon", "-5s", "0", "1e9s"):
         machine = ("--platform", "phone-ufs4", "--memory", "510MB")
