@@ -21,7 +21,7 @@ from moereplay.traces.texts import between, counted, digits, percent, size, sold
 from moereplay.traces.units import GB
 
 SHOWN = 6  #: upgrades in the table
-HEAD = 2  #: and in the answer
+HEAD = 2  #: and in the answer; also of lossy sets
 FAR = 1.5  #: times the tokens/s of the best that is borne out by runs
 MS = 1e6
 PARTS = {"compute": "compute", "cpu": "CPU", "link": "link", "disk": "disk", "sync": "launches and waiting"}
@@ -448,7 +448,6 @@ def _drafted(step: Drafted, none: Drafted) -> dict[str, object]:
 
 # -- a search of a trace
 
-LEADING = 3  #: lossy sets that are named
 NEAR = 1e-3  #: smaller relative differences of sizes are ignored
 UNCOUNTED = "what an engine itself costs is not counted (--engine NAME counts it)"
 STARTS = {
@@ -617,7 +616,7 @@ def _lossy(of: Searched) -> Iterator[str]:
     sets = [
         f"{', '.join(map(' '.join, lossy.change.items()))}: {_exact(tried)}, {percent(lossy.gain)} more, for "
         f"{_cost(tried, lossy)}"
-        for tried, lossy in of.lossy[:LEADING]
+        for tried, lossy in of.lossy[:HEAD]
     ]
     if sets:
         yield f"lossy (what that costs in quality is not known here: docs/quality.md): {'; '.join(sets)}"
