@@ -14,7 +14,7 @@ from moereplay.results.remarks import SYNTHETIC, seconds_in_words
 from moereplay.sweeps.recommend.answer import WORTH, Answer, Drafted, Estimate, More, Range, Way, tried_of
 from moereplay.sweeps.recommend.engines import GLOBAL_LRU, LAYERS, engine, not_listed
 from moereplay.sweeps.recommend.runner import Tried
-from moereplay.sweeps.recommend.search import differing, most_replays
+from moereplay.sweeps.recommend.search import differing
 from moereplay.sweeps.recommend.searched import KNOWN, Lossy, Searched
 from moereplay.sweeps.recommend.settings import MAPPED, Sum
 from moereplay.traces.texts import between, counted, digits, percent, size, sold
@@ -637,7 +637,7 @@ def _tried(of: Searched) -> str:
     how = f", most on a part ({counted(few, 'request')}), the best sets on all" if few else ""
     if judged != of.whole.tokens:
         how = f"; figures cover {judged:,} of {counted(of.whole.tokens, 'token')}; --thorough replays all"
-    cut = f"; ended early, of at most {most_replays(of.question):,}: --budget none tries all" if answer.cut else ""
+    cut = f"; ended early, of at most {of.at_most:,}: --budget none tries all" if answer.cut else ""
     many = f"{counted(space.combinations, 'lossless set')} ({each}); {counted(answer.replayed, 'replay')}"
     return f"searched: {many}{how}{cut}"
 
@@ -692,7 +692,7 @@ def _of_search(of: Searched) -> dict[str, Any]:
             "replayed": answer.replayed,
             "screened_on": answer.screened_on,
             "judged_on": None if judged.tokens == of.whole.tokens else part,
-            "at_most": most_replays(question),
+            "at_most": of.at_most,
             "cut": answer.cut,
         },
         "memory_curve": [_point(of, each) for each in answer.curve],

@@ -178,7 +178,7 @@ def _searched(
         stopped = interrupted()
     at = f"{search.out}{os.sep}" if search.out else ""
     told = (*assumed_parts(given.positions, given.runtime), *filter(None, [answer.best.result.about["assumed"]]))
-    _tell(Searched(question, answer, name_of(trace), opened, told, at, found), printed)
+    _tell(Searched(question, answer, name_of(trace), opened, most, told, at, found), printed)
     configs = {"": answer.best.config} | ({KNOWN: answer.known.config} if answer.known else {})
     _write_lists(search.out, {before: config.model_dump(mode="json") for before, config in configs.items()})
     if stopped:

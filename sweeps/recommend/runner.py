@@ -11,7 +11,7 @@ from moereplay.results.result import Result, values_of
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.recommend.space import can_replay
+from moereplay.sweeps.recommend.space import AXES, can_replay
 from moereplay.traces.schema import Trace
 from moereplay.traces.selection import accesses_of
 
@@ -38,7 +38,7 @@ class Tried(NamedTuple):
     @property
     def policies(self) -> dict[str, str]:
         """The settings that a search chooses."""
-        return {kind: getattr(self.config, kind) for kind in ("eviction", "prefetch", "miss", "scope")}
+        return {kind: getattr(self.config, kind) for kind in AXES}
 
     @property
     def model(self) -> str:

@@ -73,6 +73,7 @@ class Searched:
     answer: Answer
     name: str  #: of the trace, as it was typed
     whole: Trace  #: all of its requests
+    at_most: int  #: replays, as progress counts them
     assumed: tuple[str, ...] = ()  #: parts of the memory, with the options that replace them
     lists_at: str = ""  #: beginning of the paths of the lists of experts that commands read
     decoded: Decoded | None = None  #: where drafts or streams are asked about
@@ -141,9 +142,7 @@ class Searched:
         if without is None or (best.config.prefetch == "none" and recall is None and self.answer.cut):
             return Verdict(None, 0.0, UNSEARCHED)
         if best.config.prefetch != "none":
-            gain = best.tokens_per_s / without.tokens_per_s - 1
-            than = "than the best set without" + ("" if gain > WORTH else ", which is negligible")
-            return Verdict(gain > WORTH, gain, f"{best.config.prefetch}: {percent(gain)} more tokens/s {than}")
+            return self._gain("prefetch", without, "without")
         if recall is None:
             return Verdict(False, 0.0, "not even with every expert of the next layer predicted")
         reason = f"no prefetch that the trace can feed gains; a predictor of recall and precision {recall:g} would"
@@ -159,8 +158,11 @@ class Searched:
             return Verdict(None, 0.0, UNSEARCHED)
         if best.config.miss == "fetch":
             return Verdict(False, 0.0, "to fetch every miss is faster than to compute any on the CPU")
-        gain = best.tokens_per_s / fetching.tokens_per_s - 1
-        reason = f"{best.config.miss}: {percent(gain)} more tokens/s than the best set that fetches every miss"
+        return self._gain("miss", fetching, "that fetches every miss")
+
+    def _gain(self, kind: str, other: Tried, whose: str) -> Verdict:
+        gain = self.best.tokens_per_s / other.tokens_per_s - 1
+        reason = f"{self.best.policies[kind]}: {percent(gain)} more tokens/s than the best set {whose}"
         return Verdict(gain > WORTH, gain, reason)
 
     @property

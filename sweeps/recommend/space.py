@@ -241,7 +241,6 @@ def filled(order: Experts, pools: Sequence[int], sizes: Sequence[int], together:
 
 AXES = ("eviction", "prefetch", "miss", "scope")
 PAPER = (*SPECMD, "cache-prior-paper")  #: evaluated, in no engine
-TRACE_PROFILE, GIVEN_PROFILE = "profile=trace", "profile=given"
 
 
 class Known(NamedTuple):
@@ -299,4 +298,4 @@ def _fitted(eviction: str) -> str:
     """Return an eviction policy with its fitted profile replaced by a given one."""
     if eviction == "static":
         return STATIC
-    return eviction.replace(TRACE_PROFILE, GIVEN_PROFILE)
+    return eviction.replace("profile=trace", GIVEN)

@@ -40,7 +40,7 @@ def searched_of(platform: str = "rtx4090-pcie4", eviction: str = "lru", **more: 
     sizes = [sets[0].model_copy(update={"capacity": f"{size}B"}) for size in (6 * MB, 12 * MB - 28, 24 * MB)]
     curve = tuple(Runner(trace).tried(sizes))
     answer = Answer(ALL_FIT, 3, None, best, second, best, best, None, None, curve, None, (third,), None)
-    return Searched(question, replace(answer, **more), "here.zarr", trace, ("a context (--context)",))
+    return Searched(question, replace(answer, **more), "here.zarr", trace, 9, ("a context (--context)",))
 
 
 def text_of(of: Searched) -> str:

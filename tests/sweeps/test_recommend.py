@@ -71,7 +71,7 @@ def question_of(trace: Trace, experts: int, **more: Any) -> Question:
 
 
 def told(question: Question, answer: Answer) -> Searched:
-    return Searched(question, answer, "here.zarr", question.trace)
+    return Searched(question, answer, "here.zarr", question.trace, most_replays(question))
 
 
 @pytest.fixture(scope="module")
