@@ -12,27 +12,27 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from moereplay.analysis.recommendation import lines, with_intervals
+from moereplay.analysis.answer import document, lines
 from moereplay.commands import options
 from moereplay.commands.catalogue import Parts
 from moereplay.commands.options import CORES, OfRecommendation, grouped
 from moereplay.commands.terminal import INTERRUPTED, interruptible, say, say_when_compiling, searching, show, show_json
 from moereplay.results.errors import check_output
 from moereplay.results.settings import expert_lists
-from moereplay.simulator.capacity import CONTEXT, RUNTIME, Memory, divided, memory_of
+from moereplay.simulator.capacity import CONTEXT, Memory, divided, memory_of
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.here import here
 from moereplay.simulator.machine import Machine, assembled, of_platform, without_disk
 from moereplay.simulator.platforms import platform
 from moereplay.sweeps.recommend.answer import Answer, answer, keep_answer, none_smaller, prompt_of, surface
 from moereplay.sweeps.recommend.decoding import asked
-from moereplay.sweeps.recommend.document import KNOWN, document
-from moereplay.sweeps.recommend.draft_replays import asked_of, search_with_drafts
-from moereplay.sweeps.recommend.load import KV_FORMATS, Options, model_load, smaller_loads, trace_load
+from moereplay.sweeps.recommend.draft_replays import asked_of, most_with_drafts, search_with_drafts
+from moereplay.sweeps.recommend.load import KV_FORMATS, Options, assumed_parts, model_load, smaller_loads, trace_load
 from moereplay.sweeps.recommend.prompts import MOST_PROMPT
 from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget
 from moereplay.sweeps.recommend.search import Question, everything, judged, most_replays
 from moereplay.sweeps.recommend.search import search as find
+from moereplay.sweeps.recommend.searched import KNOWN, Searched
 from moereplay.traces.documents import json_text
 from moereplay.traces.files import SAMPLE, bundled, name_of, whole_folder
 from moereplay.traces.geometry import by_spelling
@@ -42,6 +42,7 @@ from moereplay.traces.texts import nearest
 
 OF_LOADS = frozenset({"platform", "dense", "dense_bits", "draft"})  #: settings that an answer about engines reads
 OF_BOTH = frozenset({"out"})
+OF_ENGINES = frozenset({"cores", "disk", "figures", "kv_bits", "link", "prompt", "ram_rate"})  #: that a search ignores
 POSITIONS = "Positions in the KV cache (default: 4096, assumed)."
 STREAMS = "Requests that decode together, each with --context positions (default: 1)."
 
@@ -136,11 +137,12 @@ def recommend(
             )
         _answered(subject, trace, settings, given, parts, engine, quant, printed, search.out)
         return
-    if printed.figures:
-        raise ConfigError("--figures requires settings of engines: omit --platform, or pass --engine")
+    for name in sorted(typed & OF_ENGINES):
+        option = f"--{name.replace('_', '-')}"
+        raise ConfigError(f"{option} requires settings of engines: omit --platform, or pass --engine")
     if quant:
         raise ConfigError("--quant requires a model: a trace states how its experts are stored")
-    _searched(trace, settings, given, parts, search, printed.as_json)
+    _searched(trace, settings, given, parts, search, printed)
 
 
 def _searched(
@@ -149,7 +151,7 @@ def _searched(
     given: Given,
     parts: Parts,
     search: Search,
-    as_json: bool,
+    printed: Printed,
 ) -> None:
     """Search by replays."""
     thorough = search.thorough or search.budget is not None
@@ -165,7 +167,8 @@ def _searched(
     pace = THOROUGH if thorough else QUICK
     question = Question(opened, divided, base, search.target_tokens_per_s, search.min_mass_kept, pace)
     question = judged(question if drafts is None else replace(question, least=2 * drafts.streams))
-    with interruptible() as interrupted, searching(most_replays(question), seconds) as advance:
+    most = most_with_drafts(question, drafts) if drafts else most_replays(question)
+    with interruptible() as interrupted, searching(most, seconds) as advance:
         say_when_compiling()
         budget, found = Budget(seconds, interrupted, None if search.budget else pace.work), None
         if drafts:
@@ -173,14 +176,9 @@ def _searched(
         else:
             answer = find(question, search.workers, advance, budget)
         stopped = interrupted()
-    rows = {each.result.about["identity"]: each.result.per_request for each in (answer.best, answer.second) if each}
     at = f"{search.out}{os.sep}" if search.out else ""
-    said = with_intervals(document(question, answer, name_of(trace), opened, at), rows) | {"assumed": _assumed(given)}
-    said |= {"decoding": found} if found else {}
-    if as_json:
-        show_json(said)
-    else:
-        show(*lines(said))
+    told = (*assumed_parts(given.positions, given.runtime), *filter(None, [answer.best.result.about["assumed"]]))
+    _tell(Searched(question, answer, name_of(trace), opened, most, told, at, found), printed)
     configs = {"": answer.best.config} | ({KNOWN: answer.known.config} if answer.known else {})
     _write_lists(search.out, {before: config.model_dump(mode="json") for before, config in configs.items()})
     if stopped:
@@ -209,8 +207,6 @@ def _answered(
     out: Path | None,
 ) -> None:
     """Answer with the settings of engines."""
-    from moereplay.analysis.answer import document, lines
-
     if out is not None:
         check_output(out)
     machine = _machine_of(settings, given, parts)
@@ -223,15 +219,20 @@ def _answered(
     of = answer(load, machine, engine, none_smaller if trace else partial(smaller_loads, subject, asked))
     if given.prompt:
         of = replace(of, prompt=prompt_of(of, given.prompt))
-    if printed.as_json:
-        show_json(document(of))
-    else:
-        show(*lines(of, printed.verbose))
+    _tell(of, printed)
     if out is not None:
         for line in keep_answer(of, out):
             say(line)
     if printed.figures:
         _draw(of, printed.figures)
+
+
+def _tell(of: Answer | Searched, printed: Printed) -> None:
+    """Print an answer."""
+    if printed.as_json:
+        show_json(document(of))
+    else:
+        show(*lines(of, printed.verbose))
 
 
 def _kv_bits(text: str) -> int:
@@ -317,12 +318,6 @@ def _write_lists(out: Path | None, configs: Mapping[str, Mapping[str, Any]]) -> 
     except OSError as refused:
         raise ConfigError(f"cannot write {out}: {refused.strerror or refused}; choose another --out") from None
     say(f"wrote {', '.join(str(out / name) for name in lists) or f'{out}: the command reads no list of experts'}")
-
-
-def _assumed(given: Given) -> dict[str, int]:
-    """Return the assumed parts of the memory."""
-    context = {"context": CONTEXT} if given.positions is None else {}
-    return context | ({} if given.runtime else {"runtime_bytes": RUNTIME})
 
 
 def _machine(name: str, parts: Parts) -> str:

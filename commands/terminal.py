@@ -305,7 +305,7 @@ def searching(most: int, seconds: float | None) -> Iterator[Callable[[int], None
             return ""
         whole = spent * max(0, most - done) / (done - first)
         left = whole if seconds is None else min(whole, max(0.0, seconds - spent))
-        return f", about {left:.0f} s left" if left < 100 else f", about {left / 60:.0f} min left"
+        return f", at most {left:.0f} s left" if left < 100 else f", at most {left / 60:.0f} min left"
 
     try:
         yield advance

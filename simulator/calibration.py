@@ -14,7 +14,7 @@ from moereplay.simulator.rates import MOST_RATE, Measured, Roofline
 from moereplay.traces.documents import Name, Sparse, Text
 from moereplay.traces.drafts import OFF
 from moereplay.traces.passes import slots_of
-from moereplay.traces.texts import between, counted, size
+from moereplay.traces.texts import between, counted, digits, size
 from moereplay.traces.units import GB
 
 Ratio = Annotated[float, Field(gt=0, le=1e6)]
@@ -32,6 +32,11 @@ class Band(Sparse):
         """Return the range in words: measured 1.6 to 3.3 times the predicted time in 26 runs."""
         times = between(f"{self.least:.2f}", f"{self.most:.2f}")
         return f"measured {times} times the predicted time in {counted(self.runs, 'run')}"
+
+    def as_they(self, whose: str, tokens_per_s: float) -> str:
+        """Return the speeds that the runs make likely: `8 measured runs of OWNER: 12 to 18 tokens/s if ...`."""
+        speeds = between(digits(tokens_per_s / self.most, 3), digits(tokens_per_s / self.least, 3))
+        return f"{counted(self.runs, 'measured run')} of {whose}: {speeds} tokens/s if this one errs as they"
 
 
 class Tried(Band):

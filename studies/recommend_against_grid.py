@@ -27,7 +27,7 @@ from moereplay.analysis.tables import console, table
 from moereplay.simulator.capacity import CONTEXT, divided, size_of
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Pace, Runner, fastest_first
-from moereplay.sweeps.recommend.search import Answer, Question, chosen, judged, search
+from moereplay.sweeps.recommend.search import Answer, Question, judged, search
 from moereplay.sweeps.recommend.space import can_replay, filling, started
 from moereplay.traces.files import bundled
 from moereplay.traces.selection import shortened
@@ -76,10 +76,10 @@ def thorough(case: Case, passes: str, workers: int) -> dict[str, object]:
     ended = time.perf_counter()
     return {
         "case": " ".join(filter(None, case)),
-        "found": ", ".join(chosen(answer.best).values()),
+        "found": ", ".join(answer.best.policies.values()),
         "tok/s": answer.best.tokens_per_s,
         "of the best": f"{answer.best.tokens_per_s / every[0].tokens_per_s:.4f}",
-        "best": ", ".join(chosen(every[0]).values()),
+        "best": ", ".join(every[0].policies.values()),
         "replays": f"{answer.replayed} of {len(every)}",
         "seconds": f"{searched - began:.0f} of {ended - searched:.0f}",
     }
@@ -99,8 +99,8 @@ def quick(case: Case, passes: str, accesses: int) -> dict[str, object]:
     ended = time.process_time()
     return {
         "case": ":".join(filter(None, case)),
-        "found": ", ".join(chosen(answer.best).values()),
-        "best": ", ".join(chosen(every[0]).values()),
+        "found": ", ".join(answer.best.policies.values()),
+        "best": ", ".join(every[0].policies.values()),
         "of the best": f"{_again(most, run, answer) / every[0].tokens_per_s:.4f}",
         "tokens": f"{judged(question).trace.tokens:,}; all sets: {most.trace.tokens:,} of {trace.tokens:,}",
         "replays": f"{answer.replayed}; all sets: {len(every)}",

@@ -24,13 +24,10 @@ from moereplay.simulator.platforms import as_toml, kept
 from moereplay.simulator.replay import ENGINES, counters_of
 from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.recommend.decoding import PLAIN
-from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
+from moereplay.sweeps.recommend.engines import GLOBAL_LRU, LAYERS, STATIC, Engine, Mode, engine, engines
 from moereplay.sweeps.recommend.load import Load, middle
 from moereplay.sweeps.recommend.prompts import First, first_token, streaming_wins
 from moereplay.sweeps.recommend.settings import (
-    GLOBAL_LRU,
-    LAYERS,
-    STATIC,
     SYSTEM,
     Setting,
     Sum,

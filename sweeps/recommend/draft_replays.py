@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
@@ -13,7 +14,16 @@ from moereplay.simulator.times import times_of
 from moereplay.sweeps.recommend.decoding import Asked
 from moereplay.sweeps.recommend.load import head_bytes
 from moereplay.sweeps.recommend.runner import Budget, Runner, Tried, fastest_first
-from moereplay.sweeps.recommend.search import WORTH, Answer, Question, placed_sets, resized, search
+from moereplay.sweeps.recommend.search import (
+    WORTH,
+    Answer,
+    Question,
+    most_placed,
+    most_replays,
+    placed_sets,
+    resized,
+    search,
+)
 from moereplay.sweeps.recommend.settings import draft_ns
 from moereplay.traces.drafts import OFF
 from moereplay.traces.geometry import as_known
@@ -22,6 +32,7 @@ from moereplay.traces.selection import shortened
 from moereplay.traces.texts import counted
 
 SCREENED = 60_000  #: accesses on which numbers of drafts are first compared
+LEADING = 5  #: sets that are replayed with every number, at most
 NO_MEMORY = "{} streams with {} drafts leave no room for an expert: pass more memory, a shorter --context"
 
 
@@ -29,7 +40,26 @@ class Step(NamedTuple):
     """The fastest set with some drafts."""
 
     drafts: int
-    tried: Tried
+    tokens_per_pass: float  #: of a request
+    tokens_per_s: float  #: of a request in decoding
+    throughput_tokens_per_s: float  #: of all requests together, with their prompts
+    hit_rate: float
+    bytes_moved_per_token: float
+    cpu_executed_per_token: float
+    cache_bytes: int
+    set: dict[str, str]
+
+
+class Decoded(NamedTuple):
+    """Numbers of drafts compared."""
+
+    concurrency: int
+    drafts: int  #: that are chosen
+    accept_source: str
+    steps: tuple[Step, ...]  #: by number of drafts
+    alone: Step | None  #: one stream without drafts, where there are several
+    gain: float | None  #: of the fastest step with drafts over that without
+    pays: bool | None
 
 
 def with_drafts(question: Question, of: Asked, many: int) -> Question:
@@ -63,76 +93,71 @@ def asked_of(of: Asked, trace: Trace, has_passes: bool) -> dict[str, str]:
 
 def search_with_drafts(
     question: Question, of: Asked, workers: int, advance: Callable[[int], None], budget: Budget
-) -> tuple[Question, Answer, dict[str, Any]]:
+) -> tuple[Question, Answer, Decoded]:
     """Choose a number of drafts, search with it, and compare numbers; `question` has none."""
-    number = _first_choice(question, of, workers, advance) if of.is_open else of.most
+    runner = partial(Runner, workers=workers, advance=advance, budget=budget)
+    number = _first_choice(question, of, runner) if of.is_open else of.most
     chosen = with_drafts(question, of, number)
     answer = search(chosen, workers, advance, budget)
-    return chosen, answer, _document(of, *_by_drafts(question, of, answer, workers), number)
+    steps, alone = _by_drafts(question, of, answer, runner)
+    fastest = max((step.tokens_per_s for step in steps[1:]), default=None)
+    gain = None if fastest is None else fastest / steps[0].tokens_per_s - 1
+    found = Decoded(of.streams, number, of.accept, steps, alone, gain, None if gain is None else gain > WORTH)
+    return chosen, replace(answer, replayed=budget.replays), found
 
 
-def _first_choice(question: Question, of: Asked, workers: int, advance: Callable[[int], None]) -> int:
+def most_with_drafts(question: Question, of: Asked) -> int:
+    """Return an upper bound on the replays of a search with drafts."""
+    first = most_placed(question.space()) if of.is_open else 0
+    return most_replays(question) + len(of.lengths) * (first + LEADING) + LEADING
+
+
+def _first_choice(question: Question, of: Asked, runner: Callable[[Trace], Runner]) -> int:
     """Return the number of drafts with which sets of engines and a plain cache are fastest on a part of the trace."""
     part = replace(question, trace=shortened(question.trace, SCREENED, question.least))
     speeds = {}
     for many in of.lengths:
-        run = Runner(part.trace, workers, advance)
-        tried = run.tried(placed_sets(with_drafts(part, of, many)), least=1)
+        tried = runner(part.trace).tried(placed_sets(with_drafts(part, of, many)), least=1)
         speeds[many] = max((each.tokens_per_s for each in tried), default=0.0)
     return next(many for many, speed in speeds.items() if speed * (1 + WORTH) >= max(speeds.values()))
 
 
-def _by_drafts(question: Question, of: Asked, answer: Answer, workers: int) -> tuple[list[Step], Step | None]:
+def _by_drafts(
+    question: Question, of: Asked, answer: Answer, runner: Callable[[Trace], Runner]
+) -> tuple[tuple[Step, ...], Step | None]:
     """Return the fastest of the leading sets with each number of drafts, and with one stream without any."""
     leading = (answer.best, answer.second, answer.known, answer.without_prefetch, answer.fetching)
     sets = list(dict.fromkeys(each.config for each in leading if each))
-    steps = [_step(with_drafts(question, of, many), sets, many, workers) for many in of.lengths]
-    lone = of._replace(streams=1)
-    alone = replace(question, base={**question.base, "passes": "batch:1"})
-    return [step for step in steps if step], (
-        _step(with_drafts(alone, lone, 0), sets, 0, workers) if of.streams > 1 else None
-    )
+    steps = (_step(with_drafts(question, of, many), sets, many, runner) for many in of.lengths)
+    found = tuple(step for step in steps if step)
+    if of.streams == 1:
+        return found, None
+    alone = with_drafts(replace(question, base={**question.base, "passes": "batch:1"}), of._replace(streams=1), 0)
+    return found, _step(alone, sets, 0, runner)
 
 
-def _step(question: Question, sets: Sequence[ReplayConfig], many: int, workers: int) -> Step | None:
+def _step(
+    question: Question, sets: Sequence[ReplayConfig], many: int, runner: Callable[[Trace], Runner]
+) -> Step | None:
     """Return the fastest of the sets under the settings of the question."""
     given = ("draft", "passes", "platform")
     of = configure(**question.at(question.memory.cache_bytes))
     changed = [each.model_copy(update={name: getattr(of, name) for name in given}) for each in sets]
-    tried = Runner(question.trace, workers).tried(resized(question, changed, question.memory.cache_bytes))
-    return Step(many, fastest_first(tried)[0]) if tried else None
+    tried = runner(question.trace).tried(resized(question, changed, question.memory.cache_bytes), least=1)
+    return _step_of(many, fastest_first(tried)[0]) if tried else None
 
 
-def _document(of: Asked, steps: Sequence[Step], alone: Step | None, best: int) -> dict[str, Any]:
-    """Return the document of numbers of drafts by replays; tokens/s are those that a stream sees."""
-    none, compared = steps[0], max(steps[1:], key=lambda step: step.tried.tokens_per_s, default=None)
-    gain = compared and compared.tried.tokens_per_s / none.tried.tokens_per_s - 1
-    return {
-        "concurrency": of.streams,
-        "drafts": best,
-        "accept": list(of.drafts.accept),
-        "accept_source": of.accept,
-        "rejected": of.drafts.rejected,
-        "rows": of.at(best).rows,
-        "head": of.head,
-        "steps": [_step_of(each) for each in steps],
-        "alone": alone and _step_of(alone),
-        "gain": gain,
-        "pays": None if gain is None else gain > WORTH,
-    }
-
-
-def _step_of(step: Step) -> dict[str, Any]:
-    rows, totals, config = step.tried.result.per_request, step.tried.result.totals, step.tried.config
+def _step_of(drafts: int, tried: Tried) -> Step:
+    rows, totals = tried.result.per_request, tried.result.totals
     tokens, passes = (sum(row[name] for row in rows) for name in ("decode_tokens", "decode_passes"))
-    return {
-        "drafts": step.drafts,
-        "tokens_per_pass": tokens / passes,
-        "tokens_per_s": step.tried.tokens_per_s,
-        "throughput_tokens_per_s": tokens / totals["time_ns"] * 1e9,
-        "hit_rate": step.tried.hit_rate,
-        "bytes_moved_per_token": (totals["bytes_demand"] + totals["bytes_prefetch"]) / tokens,
-        "cpu_executed_per_token": totals["cpu_executed"] / tokens,
-        "cache_bytes": step.tried.result.about["capacity_bytes"],
-        "set": {kind: getattr(config, kind) for kind in ("eviction", "prefetch", "miss", "scope")},
-    }
+    return Step(
+        drafts=drafts,
+        tokens_per_pass=tokens / passes,
+        tokens_per_s=tried.tokens_per_s,
+        throughput_tokens_per_s=tokens / totals["time_ns"] * 1e9,
+        hit_rate=tried.hit_rate,
+        bytes_moved_per_token=(totals["bytes_demand"] + totals["bytes_prefetch"]) / tokens,
+        cpu_executed_per_token=totals["cpu_executed"] / tokens,
+        cache_bytes=tried.cache_bytes,
+        set=tried.policies,
+    )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moereplay.results.remarks import SYNTHETIC
 from moereplay.simulator.capacity import CONTEXT, RUNTIME, size_of, sized
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.recommend.decoding import PLAIN, Asked, Decoding, asked
@@ -235,14 +236,16 @@ def trace_load(path: Path, options: Options) -> Load:
     about = trace.header.provenance
     geometry = sized(as_known(trace.geometry, about.model), about.model, options.dense, options.dense_bits)
     load = _load(options, geometry, about.model, shown(about.model), recognised(about.model, geometry))
-    made, told = synthetic(about), assumption(geometry, recorded(about))
-    return replace(
-        load,
-        routings=(_recorded(trace, _streams(load)),),
-        grade=f"estimated with {'synthetic routing' if made else RECORDED}",
-        source=made or f"{counted(trace.tokens, 'token')} of {counted(trace.requests, 'request')}",
-        assumed=(*load.assumed, *filter(None, [told])),
-    )
+    assumed = (*load.assumed, *filter(None, [assumption(geometry, recorded(about))]))
+    grade, source = grade_of("estimated", trace)
+    return replace(load, routings=(_recorded(trace, _streams(load)),), grade=grade, source=source, assumed=assumed)
+
+
+def grade_of(seconds: str, trace: Trace) -> tuple[str, str]:
+    """Return what an answer from a trace rests on, and whose routing it is."""
+    made = synthetic(trace.header.provenance)
+    whose = made or f"{counted(trace.tokens, 'token')} of {counted(trace.requests, 'request')}"
+    return f"{seconds} with {SYNTHETIC if made else RECORDED}", whose
 
 
 def _streams(load: Load) -> int:
@@ -268,16 +271,18 @@ def _load(options: Options, geometry: Geometry, model: str, name: str, known: Kn
         decoding=drafts.at(0) if drafts else PLAIN,
         asked=drafts,
     )
-    assumed = []
-    if options.context is None:
-        assumed.append(f"a context of {CONTEXT:,} positions (--context)")
-    if not options.runtime:
-        assumed.append("500 MB of runtime (--runtime)")
+    assumed = assumed_parts(options.context, options.runtime)
     if not (options.dense or options.dense_bits or options.quant) and not geometry.dense_bytes:
         assumed.append(
             f"dense weights at {geometry.dense_bits:g} bits, {size(load.dense_bytes)} (--dense, --dense-bits)"
         )
     return replace(load, name=f"{name} ({size(load.expert_bytes + load.dense_bytes)})", assumed=tuple(assumed))
+
+
+def assumed_parts(context: int | None, runtime: str) -> list[str]:
+    """Return the parts of a memory that are assumed, with the options that replace them."""
+    said = [] if context is not None else [f"a context of {CONTEXT:,} positions (--context)"]
+    return said if runtime else [*said, f"{size(RUNTIME)} of runtime (--runtime)"]
 
 
 def _buffers(geometry: Geometry, known: KnownModel | None) -> int:

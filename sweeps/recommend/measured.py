@@ -19,9 +19,9 @@ from moereplay.simulator.cards import card, recognised
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import NOMINAL, Machine, assembled, without_gpu
 from moereplay.sweeps.recommend.answer import Parts, parts_of, replayed
-from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
+from moereplay.sweeps.recommend.engines import GLOBAL_LRU, LAYERS, STATIC, UNIFORM, Engine, Mode, engine, engines
 from moereplay.sweeps.recommend.load import Load, load_of
-from moereplay.sweeps.recommend.settings import GLOBAL_LRU, LAYERS, STATIC, SYSTEM, UNIFORM, Setting, of_layers
+from moereplay.sweeps.recommend.settings import SYSTEM, Setting, of_layers
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.geometry import by_spelling
 from moereplay.traces.schema import Geometry, TraceError

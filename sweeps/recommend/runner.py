@@ -11,7 +11,7 @@ from moereplay.results.result import Result, values_of
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.recommend.space import can_replay
+from moereplay.sweeps.recommend.space import AXES, can_replay
 from moereplay.traces.schema import Trace
 from moereplay.traces.selection import accesses_of
 
@@ -36,6 +36,21 @@ class Tried(NamedTuple):
         return 1000 / tpot_ms
 
     @property
+    def policies(self) -> dict[str, str]:
+        """The settings that a search chooses."""
+        return {kind: getattr(self.config, kind) for kind in AXES}
+
+    @property
+    def model(self) -> str:
+        """The trace's model."""
+        return self.result.about["model"]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache."""
+        return self.result.about["capacity_bytes"]
+
+    @property
     def hit_rate(self) -> float:
         """Hits per access."""
         return values_of(self.result)["hit_rate"] or 0.0
@@ -58,6 +73,7 @@ class Budget:
     accesses: float | None = None  #: None for no limit
     share: float = 1.0  #: of both, when the current part of the search ends
     spent: int = 0  #: accesses
+    replays: int = 0
     begun: float | None = None
 
     def allowed(self, wanted: int, each: int) -> int:
@@ -66,9 +82,10 @@ class Budget:
             return wanted
         return min(wanted, max(0, int((self.share * self.accesses - self.spent) // max(1, each))))
 
-    def spend(self, accesses: int) -> None:
-        """Count finished replays, and start the clock with the first."""
-        self.spent += accesses
+    def spend(self, replays: int, each: int) -> None:
+        """Count finished replays of `each` accesses, and start the clock with the first."""
+        self.replays += replays
+        self.spent += replays * each
         self.begun = time.monotonic() if self.begun is None else self.begun
 
     @property
@@ -113,7 +130,7 @@ class Runner:
         outcomes = run_grid(self.trace, configs, self.workers, bounded=False)
         new = {config: Tried(config, result) for config, (result, _) in zip(configs, outcomes, strict=True)}
         self.known |= new
-        self.budget.spend(len(new) * accesses_of(self.trace))
+        self.budget.spend(len(new), accesses_of(self.trace))
         self.advance(len(new))
 
 
@@ -128,11 +145,6 @@ class Runners:
 
     few: Runner
     whole: Runner
-
-    @property
-    def replayed(self) -> int:
-        """Number of replays by either runner."""
-        return len(self.whole.known) + (0 if self.few is self.whole else len(self.few.known))
 
     @property
     def cut(self) -> bool:

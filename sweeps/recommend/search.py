@@ -110,23 +110,21 @@ def everything(geometry: Geometry) -> int:
     return geometry.experts * sum(geometry.expert_bytes)
 
 
+def most_placed(space: Space) -> int:
+    """Return an upper bound on the sets of `placed_sets`."""
+    return len(known_sets()) + 2 * len(space.miss) + len(space.scope)
+
+
 def most_replays(question: Question) -> int:
     """Return an upper bound on the replays of a search."""
-    space = question.space()
+    space, pace = question.space(), question.pace
+    last = len(LOSSY) + LEADING + (SMALLEST + 1 if question.target_tokens_per_s is not None else 0)
+    if space is ALL_FIT:  # one set, on some requests and on all, and from an empty cache
+        return 3 + len(pace.shares) + last
     alone = len(space.scope) * len(space.eviction)
-    placed = len(known_sets()) + 2 * len(space.miss)
-    pace = question.pace
     again = len(space.scope) * pace.caches if pace.caches else alone
-    rounds = placed + alone + 3 * again + pace.kept * len(space.prefetch) * len(space.miss)
-    target = SMALLEST + 1 if question.target_tokens_per_s is not None else 0
-    return (
-        rounds
-        + 2
-        + 4 * pace.finalists
-        + 3 * pace.leading * (len(pace.shares) + len(pace.recalls))
-        + len(LOSSY)
-        + target
-    )
+    rounds = most_placed(space) + alone + 3 * again + pace.kept * len(space.prefetch) * len(space.miss)
+    return rounds + 2 + 4 * pace.finalists + 3 * pace.leading * (len(pace.shares) + len(pace.recalls)) + last
 
 
 def search(
@@ -165,14 +163,14 @@ def search(
         recall_that_pays=_recall(run, base, _again(ranking, space, pace), best, pace) if searched else None,
         lossy=tuple(_lossy(run, question, best)),
         smallest=_smallest(run.whole, question, best),
-        replayed=run.replayed,
+        replayed=budget.replays,
         cut=run.cut,
     )
 
 
 def is_known(trace: Trace, tried: Tried) -> bool:
     """Return whether an engine is known to have the set."""
-    return bool(engines_of(tried.config, start_of(trace, tried.config)))
+    return bool(engines_of(tried.config, start_of(trace, tried.config), tried.model))
 
 
 def _from_empty(run: Runner, best: Tried) -> Tried | None:
@@ -198,7 +196,7 @@ def _rounds(run: Runner, base: Settings, space: Space, pace: Pace) -> list[Tried
     placed = run.tried(_valid(run.trace, base, placements), least=1)
     alone = run.tried(_valid(run.trace, base, caches), least=0 if placed else 1)
     leaders = fastest_first(alone or placed)[: pace.kept]
-    ahead = [{name: chosen(each)[name] for name in ("scope", "eviction")} for each in leaders]
+    ahead = [{name: each.policies[name] for name in ("scope", "eviction")} for each in leaders]
     prefetches = [each for each in space.prefetch if not (pace.bounded and each.startswith(COSTLY))]
     if pace.bounded and not _may_gain(run, base, leaders):
         prefetches = ["none", *(each for each in prefetches if each.startswith(NEXT_PASS))]
@@ -223,12 +221,12 @@ def _leading(ranking: Sequence[Tried]) -> list[dict[str, str]]:
     moving = [each for each in ranking if each.config.eviction != STATIC] or ranking
     first = moving[0]
     others = (each for each in moving if each.config.prefetch not in ("none", first.config.prefetch))
-    return [chosen(each) for each in (first, *islice(others, 1))]
+    return [each.policies for each in (first, *islice(others, 1))]
 
 
 def _may_gain(run: Runner, base: Settings, leaders: Sequence[Tried]) -> bool:
     """Return whether prefetching the next layer with perfect knowledge makes any leader faster: a bound."""
-    perfect = run.tried(_valid(run.trace, base, ({**chosen(each), "prefetch": _oracle(1.0)} for each in leaders)))
+    perfect = run.tried(_valid(run.trace, base, ({**each.policies, "prefetch": _oracle(1.0)} for each in leaders)))
     without = max((each.tokens_per_s for each in leaders), default=0.0)
     return any(each.tokens_per_s > (1 + WORTH) * without for each in perfect)
 
@@ -269,7 +267,7 @@ def _kinds(ranking: Sequence[Tried]) -> Sequence[list[Tried]]:
 
 def _of_engines(ranking: Sequence[Tried]) -> list[Tried]:
     """Return the sets that an engine supports, with either kind of start."""
-    return [each for each in ranking if any(engines_of(each.config, start) for start in (LAYERS, USED))]
+    return [each for each in ranking if any(engines_of(each.config, start, each.model) for start in (LAYERS, USED))]
 
 
 def _finalists(ranking: Sequence[Tried], count: int) -> list[ReplayConfig]:
@@ -289,11 +287,6 @@ def _valid(trace: Trace, base: Settings, changes: Iterable[Settings]) -> list[Re
     return list(dict.fromkeys(config for config in configs if config is not None and can_replay(trace, config)))
 
 
-def chosen(tried: Tried) -> dict[str, str]:
-    """Return the settings that the search chose."""
-    return {kind: getattr(tried.config, kind) for kind in ("eviction", "prefetch", "miss", "scope")}
-
-
 def _started(trace: Trace, config: ReplayConfig, start: str) -> ReplayConfig | None:
     """Return the configuration with a full cache; a short trace gives no profile to fill it by."""
     return started(trace, config, filling(trace, config.schedule) if start == USED else start)
@@ -301,7 +294,7 @@ def _started(trace: Trace, config: ReplayConfig, start: str) -> ReplayConfig | N
 
 def _rebuilt(trace: Trace, tried: Tried) -> dict[str, str]:
     """Return the chosen settings and the start of the cache, to rebuild the set in another memory."""
-    return chosen(tried) | {START: start_of(trace, tried.config)}
+    return tried.policies | {START: start_of(trace, tried.config)}
 
 
 def _curve(run: Runners, question: Question, ranking: Sequence[Tried]) -> list[Tried]:
@@ -340,7 +333,7 @@ def _size(question: Question, best: Tried, size: float) -> int:
 
 def _recall(run: Runners, base: Settings, caches: Sequence[Settings], best: Tried, pace: Pace) -> float | None:
     """Return the least recall, at equal precision, at which prefetching the next layer gains; None if none does."""
-    with_perfect = ({**chosen(best), **cache, "prefetch": _oracle(1.0)} for cache in caches)
+    with_perfect = ({**best.policies, **cache, "prefetch": _oracle(1.0)} for cache in caches)
     leading = fastest_first(run.few.tried(_valid(run.few.trace, base, with_perfect)))[: 1 if pace.bounded else LEADING]
     for recall in pace.recalls:
         sets = [each.config.model_copy(update={"prefetch": _oracle(recall)}) for each in leading]
@@ -354,7 +347,7 @@ def _oracle(recall: float) -> str:
 
 
 def _lossy(run: Runners, question: Question, best: Tried) -> list[Tried]:
-    base = {**question.at(question.memory.cache_bytes), **chosen(best)}
+    base = {**question.at(question.memory.cache_bytes), **best.policies}
     start = start_of(question.trace, best.config)
     made = (started(question.trace, config, start) for config in lossy_of(question.trace, base))
     promising = fastest_first(run.few.tried(config for config in made if config is not None))
@@ -396,4 +389,4 @@ def _at(run: Runner, question: Question, best: Tried, size: int) -> Tried | None
 
 def differing(first: Tried, second: Tried) -> Sequence[str]:
     """Return the names of the settings in which two sets differ."""
-    return [kind for kind, name in chosen(first).items() if chosen(second)[kind] != name]
+    return [kind for kind, name in first.policies.items() if second.policies[kind] != name]

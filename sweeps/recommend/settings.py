@@ -23,16 +23,12 @@ from moereplay.simulator.platform import Contention, Measured, Platform, Rooflin
 from moereplay.simulator.platforms import kept
 from moereplay.simulator.times import Times, times_of
 from moereplay.simulator.wires import LowerTier
-from moereplay.sweeps.recommend.engines import Card, Engine, Mode, placed
+from moereplay.sweeps.recommend.engines import LAYERS, PER_LAYER, STAYS, UNIFORM, Card, Engine, Mode, placed
 from moereplay.sweeps.recommend.load import KV_FORMATS, Load
-from moereplay.sweeps.recommend.space import STATIC as STAYS
 from moereplay.sweeps.recommend.space import Experts, filled
 from moereplay.traces.geometry import last_layers
 from moereplay.traces.schema import Geometry
 
-#: `holds` of a mode: whole layers, the same number of arbitrary or of the most used experts of each layer, and caches.
-LAYERS, UNIFORM, STATIC, LRU, GLOBAL_LRU = "layers", "uniform", "static", "lru", "lru in one pool"
-PER_LAYER, PLACED = (UNIFORM, STATIC, LRU), (LAYERS, UNIFORM, STATIC)
 SYSTEM = int(kept_bytes("system", 0))  #: main memory for the operating system and other programs, assumed
 MARGIN = 1 << 30  #: of a card, that engines leave free: llama.cpp's own margin (`--fit-target` 1024 MiB)
 #: Rates that are left to CPU and link when both read main memory: 54 of 63.8 and 23.9 of 24.9 GB/s, as measured on a
@@ -74,30 +70,26 @@ class Setting:
 
     def config(self, load: Load, at: int) -> ReplayConfig:
         """Return the replay of routing `at` of the load."""
-        geometry, order = load.geometry, load.orders[at]
-        scope = "per_layer" if self.mode.holds in PER_LAYER else "global"
-        least = max(geometry.expert_bytes) * (geometry.layers if scope == "per_layer" else 1)
+        geometry, order, policies = load.geometry, load.orders[at], self.mode.policies
+        least = max(geometry.expert_bytes) * (geometry.layers if self.mode.holds in PER_LAYER else 1)
         capacity = f"{max(self.fast_bytes, least)}B"  # a pool has room for an expert, also where none stays there
         if self.mode.holds == LAYERS:
             layers = range(geometry.layers - self.gpu_layers, geometry.layers)
             warm: Experts = tuple(product(layers, range(geometry.experts)))
         else:
-            pools = parse_capacity(capacity, geometry, scope, (geometry.expert_bytes,)).pools
+            pools = parse_capacity(capacity, geometry, policies["scope"], (geometry.expert_bytes,)).pools
             every = product(range(geometry.layers), range(geometry.experts))
             warm = filled(tuple(every) if self.mode.holds == UNIFORM else order, pools, geometry.expert_bytes, 0)
-        stays = self.mode.holds in PLACED
-        uploads = not stays and self.mode.miss == "cpu"
+        if self.fetched is not None:
+            policies["miss"] = f"split:q={self.fetched}"
         config = configure(
+            **policies,
             capacity=capacity,
-            scope=scope,
-            eviction=STAYS if stays else "lru",
-            miss=self.mode.miss if self.fetched is None else f"split:q={self.fetched}",
-            prefetch="missed" if uploads else "none",
             passes=load.decoding.passes,
             draft=load.decoding.drafts.text,
             platform=kept(self.platform(load)),
         )
-        profile = (warm or order[:1]) if stays else ()
+        profile = (warm or order[:1]) if policies["eviction"] == STAYS else ()
         return config.model_copy(update={"warm": (*warm, *self._below(load, warm, order)), "profile": profile})
 
     def _below(self, load: Load, warm: Experts, order: Experts) -> Experts:

@@ -21,9 +21,12 @@ from moereplay.policies.grammar import Chosen, parse
 from moereplay.simulator.capacity import bytes_before, pairs_of
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.machine import of_platform
+from moereplay.simulator.platforms import platform
 from moereplay.simulator.presets import NAMES, SPECMD, preset
 from moereplay.simulator.replay import plan
-from moereplay.sweeps.recommend.engines import engines
+from moereplay.sweeps.recommend.engines import LAYERS, PLACED, UNIFORM, Engine, engines
+from moereplay.sweeps.recommend.engines import STAYS as STATIC
 from moereplay.traces.demand import demand_of
 from moereplay.traces.derived import shared
 from moereplay.traces.growing import token_blocks
@@ -139,9 +142,8 @@ def _planned(trace: Trace, settings: Mapping[str, object]) -> ReplayConfig | Non
 # its own uses would tell the cache which experts are to come. There, arbitrary experts of all layers stand for what
 # other requests left.
 
-EMPTY, LAYERS, USED, ANY = "empty", "layers", "used", "any"
+EMPTY, USED, ANY = "empty", "used", "any"  #: besides LAYERS
 SHORT = 0.95  #: of hits: a trace that allows fewer from an empty cache is short
-STATIC = "static:profile=given"  #: initial contents stay
 GIVEN = "profile=given"
 
 Experts = tuple[tuple[int, int], ...]  #: (layer, expert)
@@ -238,44 +240,43 @@ def filled(order: Experts, pools: Sequence[int], sizes: Sequence[int], together:
 
 AXES = ("eviction", "prefetch", "miss", "scope")
 PAPER = (*SPECMD, "cache-prior-paper")  #: evaluated, in no engine
-TRACE_PROFILE, GIVEN_PROFILE = "profile=trace", "profile=given"
 
 
 class Known(NamedTuple):
     """A policy set that an engine supports, by name of the setting."""
 
-    engine: str
+    name: str
+    made: Engine | None  #: its profile
+    machines: frozenset[str]  #: kinds that it runs on, where there is a profile
     change: dict[str, str]
     start: str
 
-    def runs(self, config: ReplayConfig, start: str) -> bool:
-        """Return whether a configuration has this set; static sets differ by their start."""
-        placed = self.change["eviction"] == STATIC
-        return all(getattr(config, name) == text for name, text in self.change.items()) and (
-            not placed or (start == LAYERS) == (self.start == LAYERS)
-        )
+    def runs(self, config: ReplayConfig, start: str, machine: str, model: str) -> bool:
+        """Return whether a configuration has this set, for a model on a machine; static sets differ by their start."""
+        able = self.made is None or (machine in self.machines and self.made.runs(model))
+        starts = self.change["eviction"] != STATIC or (start == LAYERS) == (self.start == LAYERS)
+        return able and starts and all(getattr(config, name) == text for name, text in self.change.items())
 
 
 @cache
 def known_sets() -> tuple[Known, ...]:
-    """Return the sets of engines: placements, and presets of engines that keep the model's routing."""
+    """Return the sets of engines: those of profiles, and presets of engines that keep the model's routing."""
     return (*_of_engines(), *_of_presets())
 
 
-def engines_of(config: ReplayConfig, start: str) -> list[str]:
-    """Return the names of the engines that support a configuration."""
-    return list(dict.fromkeys(each.engine for each in known_sets() if each.runs(config, start)))
+def engines_of(config: ReplayConfig, start: str, model: str) -> list[str]:
+    """Return the names of the engines that support a configuration for a model on its platform."""
+    kind = of_platform(platform(config.platform)).kind
+    return list(dict.fromkeys(each.name for each in known_sets() if each.runs(config, start, kind, model)))
 
 
 def _of_engines() -> Iterator[Known]:
-    """Yield the static placements of engines; the CPU computes the experts that are not placed."""
+    """Yield the sets of engines' modes; a preset says more of an engine's cache than its profile."""
     for each in engines():
         for mode in each.modes:
-            if mode.miss == "cpu" and mode.holds in ("layers", "static"):
-                whole = mode.holds == "layers"
-                placed = {"eviction": STATIC, "prefetch": "none", "miss": "cpu"}
-                placed["scope"] = "global" if whole else "per_layer"
-                yield Known(f"{each.name} {mode.name}", placed, LAYERS if whole else USED)
+            if mode.least_rows == 1 and mode.holds != UNIFORM and (mode.holds in PLACED or each.name not in NAMES):
+                start = LAYERS if mode.holds == LAYERS else USED
+                yield Known(f"{each.name} {mode.name}", each, frozenset(mode.machines), mode.policies, start)
 
 
 def _of_presets() -> Iterator[Known]:
@@ -285,11 +286,15 @@ def _of_presets() -> Iterator[Known]:
             continue
         change = {axis: values.get(axis, "global") for axis in AXES}
         change["eviction"] = _fitted(change["eviction"])
-        yield Known(f"preset {name}", change, USED)
+        made = max(
+            (each for each in engines() if name.startswith(each.name)), key=lambda of: len(of.name), default=None
+        )
+        machines = frozenset(kind for mode in made.modes for kind in mode.machines) if made else frozenset[str]()
+        yield Known(f"preset {name}", made, machines, change, USED)
 
 
 def _fitted(eviction: str) -> str:
     """Return an eviction policy with its fitted profile replaced by a given one."""
     if eviction == "static":
         return STATIC
-    return eviction.replace(TRACE_PROFILE, GIVEN_PROFILE)
+    return eviction.replace("profile=trace", GIVEN)

@@ -19,12 +19,10 @@ from moereplay.sweeps.parts import read_results
 from moereplay.sweeps.recommend import load as loads
 from moereplay.sweeps.recommend.answer import Range, Replays, answer, prompt_of, replayed, surface
 from moereplay.sweeps.recommend.decoding import PLAIN, Decoding
-from moereplay.sweeps.recommend.engines import NAMES, Engine, Mode, engine, engines
+from moereplay.sweeps.recommend.engines import GLOBAL_LRU, LAYERS, NAMES, Engine, Mode, engine, engines
 from moereplay.sweeps.recommend.load import Load, Options, Routing, model_load
 from moereplay.sweeps.recommend.prompts import first_token, rule_of
 from moereplay.sweeps.recommend.settings import (
-    GLOBAL_LRU,
-    LAYERS,
     MAPPED,
     MARGIN,
     Setting,

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moereplay.analysis.recommendation import lines, with_intervals
+from moereplay.analysis.answer import document, lines
 from moereplay.results.remarks import Ranked
 from moereplay.simulator.capacity import RUNTIME, Memory, divided
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.recommend.document import document
-from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget, Runner
+from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget, Runner, fastest_first
 from moereplay.sweeps.recommend.search import WORTH, Answer, Question, judged, most_replays, search
+from moereplay.sweeps.recommend.searched import Searched
 from moereplay.sweeps.recommend.space import (
     ANY,
     EMPTY,
@@ -29,6 +29,7 @@ from moereplay.sweeps.recommend.space import (
     bits_of,
     can_replay,
     compulsory_limit,
+    engines_of,
     filling,
     lossy_of,
     space_of,
@@ -67,6 +68,10 @@ def question_of(trace: Trace, experts: int, **more: Any) -> Question:
     base = {name: more.pop(name) for name in ("platform", "scope") if name in more}
     base = {"platform": "a100-5gbps"} | base
     return Question(trace, Memory(experts * SIZE + 10, 4, 3, 3), base, **more)
+
+
+def told(question: Question, answer: Answer) -> Searched:
+    return Searched(question, answer, "here.zarr", question.trace, most_replays(question))
 
 
 @pytest.fixture(scope="module")
@@ -172,29 +177,35 @@ def gain(question: Question, answer: Answer, recall: float) -> float:
 
 
 @pytest.mark.slow
-def test_the_document_has_what_a_program_needs_and_the_sentences_say_it():
+def test_the_document_has_what_a_program_needs_and_the_sentences_say_it(monkeypatch):
     question = question_of(trace_of(requests=6), 6, target_tokens_per_s=1.0, pace=QUICK)  # fewer have no interval
     answer = search(question)
-    said = json.loads(json.dumps(document(question, answer, "here.zarr")))
-    assert set(said["memory"]) == {"total_bytes", "dense_bytes", "kv_bytes", "runtime_bytes", "cache_bytes"}
+    made_up = told(question, answer)
+    said = json.loads(json.dumps(document(made_up)))
+    assert set(said["memory"]) == {*Memory._fields, "cache_bytes"}
     assert set(said["searched"]) == {"axes", "combinations", "replayed", "screened_on", "judged_on", "at_most", "cut"}
-    rows = {each.result.about["identity"]: each.result.per_request for each in (answer.best, answer.second) if each}
-    made_up = with_intervals(said, rows)
-    assert made_up["best"]["interval"] is None and "routing is synthetic (markov, reuse 0.5)" in "\n".join(
-        lines(made_up)
-    )
-    whole = with_intervals(said | {"synthetic": None}, rows)
-    interval = whole["best"]["interval"]
-    assert interval["low"] <= whole["best"]["tokens_per_s"] <= interval["high"]
-    text = "\n".join(lines(whole))
-    for word in ("memory:", "use: eviction", "second:", "prefetch ", "target:", "searched:", "again: moereplay replay"):
+    assert said["best"]["interval"] is None and "WITH SYNTHETIC ROUTING: markov, reuse 0.5" in "\n".join(lines(made_up))
+    monkeypatch.setattr("moereplay.sweeps.recommend.searched.synthetic", lambda provenance: "")
+    said = json.loads(json.dumps(document(made_up)))
+    assert said["best"]["interval"]["low"] <= said["best"]["tokens_per_s"] <= said["best"]["interval"]["high"]
+    text = "\n".join(lines(made_up, verbose=True))
+    for word in (
+        "95% interval over",
+        "VRAM",
+        "second:",
+        "prefetch ",
+        "target:",
+        "searched:",
+        "again: moereplay replay",
+    ):
         assert word in text
+    assert len(list(lines(made_up))) <= 25
 
 
 @pytest.mark.slow
 def test_the_document_has_the_peak_where_the_platform_states_its_reserve(found):
     question = question_of(trace_of(), 6, platform=f"a100-5gbps:memory_bytes={6 * SIZE + 110}:reserve_bytes=100")
-    said = document(question, found, "here.zarr")
+    said = document(told(question, found))
     peak = {name: said["memory"][name] for name in ("peak_bytes", "reserve_bytes", "machine_bytes", "will_page")}
     assert list(peak.values()) == [6 * SIZE + 110, 100, 6 * SIZE + 110, False]
     assert [point["will_page"] for point in said["memory_curve"]] == [
@@ -210,11 +221,11 @@ def test_an_order_that_decisions_would_turn_is_a_warning_unless_the_platform_cha
         seen.append((first, second, layers))
         return f"{second.name} would be faster"
 
-    monkeypatch.setattr("moereplay.sweeps.recommend.document.turned", turned)
+    monkeypatch.setattr("moereplay.sweeps.recommend.searched.turned", turned)
 
     def warnings(platform: str) -> list[str]:
         question = question_of(trace_of(), 6, platform=platform)
-        return [line for line in document(question, found, "here.zarr")["warnings"] if "faster" in line]
+        return [line for line in told(question, found).warnings if "faster" in line]
 
     assert warnings("a100-5gbps")
     first, second, layers = seen[0]
@@ -280,9 +291,9 @@ def test_a_quick_search_is_near_the_best_of_all_sets():
     answer = search(question)
     assert question.trace.tokens * 6 <= 1_900 and answer.screened_on == 2
     assert answer.replayed < answer.space.combinations
-    said = document(question, answer, "here.zarr", trace)
+    said = document(replace(told(question, answer), whole=trace))
     assert said["trace"]["digest"] == trace.digest and said["searched"]["judged_on"]["of_tokens"] == trace.tokens
-    assert any("--thorough" in line for line in lines(with_intervals(said | {"assumed": {}}, {})))
+    assert any("--thorough" in line for line in lines(replace(told(question, answer), whole=trace)))
     whole = Runner(trace)
     best = max(each.tokens_per_s for each in whole.tried(configs(asked, answer.space)))
     assert whole.tried([answer.best.config])[0].tokens_per_s >= 0.95 * best
@@ -291,7 +302,7 @@ def test_a_quick_search_is_near_the_best_of_all_sets():
 def test_where_every_expert_fits_no_policy_is_searched():
     answer = search(question_of(trace_of(), 100, platform="rtx4090-pcie4"))
     assert answer.space.combinations == 1 and answer.second is None and answer.recall_that_pays is None
-    said = document(question_of(trace_of(), 100), answer, "here.zarr")
+    said = document(told(question_of(trace_of(), 100), answer))
     assert said["all_fit"] and said["flags"]["slots"] == 24, "no more than there are"
 
 
@@ -332,8 +343,8 @@ def test_a_short_trace_makes_no_profile_that_knows_what_is_to_come():
     question = Question(trace, Memory(3 * 64 * SIZE, 0, 0, 0), {"platform": "rtx4090-pcie4", "passes": "token"})
     answer = search(question)
     assert 0.3 < answer.best.hit_rate < 0.7
-    said = document(question, answer, "here.zarr")
-    assert any("makes no profile" in each for each in said["warnings"]) and said["lossy"] == []
+    said = told(question, answer)
+    assert any("makes no profile" in each for each in said.warnings) and said.lossy == ()
 
 
 @pytest.mark.long
@@ -352,8 +363,8 @@ def test_more_memory_buys_what_preloaded_layers_give_however_short_the_trace():
         assert placed is not None
         assert answer.best.tokens_per_s >= Runner(trace).tried([placed])[0].tokens_per_s
         assert answer.known is not None and answer.known.tokens_per_s <= answer.best.tokens_per_s
-        said = document(question, answer, "here.zarr")
-        assert any("short trace: a cache that begins empty hits at most" in each for each in said["warnings"])
+        warnings = told(question, answer).warnings
+        assert any("short trace: a cache that begins empty hits at most" in each for each in warnings)
         speeds.append(answer.best.tokens_per_s)
     assert speeds[1] > speeds[0]
 
@@ -363,9 +374,11 @@ def test_a_search_that_may_not_go_on_answers_with_what_it_has(budget):
     question = question_of(trace_of(), 7, target_tokens_per_s=1e9)
     answer = search(question, budget=budget)
     assert answer.cut and 1 <= answer.replayed < 5 and answer.best.tokens_per_s > 0
-    said = json.loads(json.dumps(document(question, answer, "here.zarr")))
-    text = "\n".join(lines(with_intervals(said | {"assumed": {}}, {})))
-    assert "ended early" in text and "use: eviction" in text
+    said = told(question, answer)
+    assert json.loads(json.dumps(document(said)))["prefetch"]["pays"] is None
+    text = "\n".join(lines(said))
+    assert f"ended early, of at most {most_replays(question):,}: --budget none tries all" in text
+    assert "prefetch may pay or not: the search ended before" in text and "1,000,000,000 tokens/s: not known" in text
 
 
 def test_work_cuts_a_search_at_the_same_replay_on_every_machine(monkeypatch):
@@ -373,13 +386,47 @@ def test_work_cuts_a_search_at_the_same_replay_on_every_machine(monkeypatch):
     question = question_of(trace_of(), 7, platform="phone-ufs4")
 
     def searched(workers: int) -> dict[str, Any]:
-        return document(question, search(question, workers, budget=Budget(accesses=4_000)), "here.zarr")
+        of = told(question, search(question, workers, budget=Budget(accesses=4_000)))
+        return document(of) | {"lines": list(lines(of, verbose=True))}
 
     before = searched(1)
     assert before["searched"]["cut"] and 2 <= before["searched"]["replayed"] <= 10 < most_replays(question)
     clock = itertools.count(step=3600.0)
     monkeypatch.setattr("moereplay.sweeps.recommend.runner.time.monotonic", lambda: next(clock))
     assert json.dumps(searched(3)) == json.dumps(before)
+
+
+def test_sets_of_equal_speed_keep_the_order_in_which_they_are_tried():
+    """Where every expert fits, nothing is evicted."""
+    sets = [
+        configure(platform="phone-ufs4", capacity=f"{24 * SIZE}B", eviction=name) for name in ("lru", "fifo", "lfu")
+    ]
+    for configs in (sets, sets[::-1]):
+        for workers in (1, 3):
+            ranking = fastest_first(Runner(trace_of(), workers).tried(configs))
+            assert [each.config for each in ranking] == configs and len({each.tokens_per_s for each in ranking}) == 1
+
+
+def test_progress_and_answer_count_the_same_replays():
+    for experts in (7, 100):
+        question = question_of(trace_of(), experts, scope="global", pace=QUICK)
+        seen: list[int] = []
+        answer = search(question, advance=seen.append)
+        assert sum(seen) == answer.replayed <= most_replays(question)
+
+
+def test_engines_are_those_that_run_the_model_on_such_a_machine():
+    def names(platform: str, model: str = "m", start: str = USED, **policies: str) -> list[str]:
+        return engines_of(configure(platform=platform, capacity="50%", **policies), start, model)
+
+    cache = {"eviction": "lru", "miss": "fetch"}
+    assert names("rtx4090-pcie4", **cache) == ["preset freetoken"]
+    assert names("rtx4090-pcie4", "qwen3.8-flash-next", **cache) == ["preset freetoken", "preset crow"]
+    assert names("phone-ufs4", **cache) == ["preset bigmoeonedge"]
+    uploads = {"eviction": "lru", "prefetch": "missed", "miss": "cpu", "scope": "per_layer"}
+    assert names("rtx4090-pcie4", **uploads) == ["llama.cpp-pr-27861 --moe-expert-cache", "neurall --moe-expert-cache"]
+    layers = names("rtx4090-pcie4", start=LAYERS, eviction=STATIC, miss="cpu")
+    assert layers == ["llama.cpp --n-cpu-moe", "ik_llama.cpp --n-cpu-moe"]
 
 
 @pytest.mark.slow
@@ -405,6 +452,12 @@ def test_options_of_a_search_are_refused_where_there_is_none():
         for subject in ("miniature", "glm-4.5-air"):
             ended = moereplay("recommend", subject, "--gpu", "RTX 3090", "--ram", "64GB", *arguments)
             assert ended.returncode == 2 and f"{arguments[0]} requires a trace and --platform" in unfolded(ended.stderr)
+
+
+def test_options_that_a_search_ignores_are_refused():
+    for option, value in (("--prompt", "9"), ("--kv-bits", "4"), ("--disk", "3GB/s"), ("--figures", "new")):
+        ended = moereplay("recommend", "miniature", "--platform", "phone-ufs4", "--memory", "510MB", option, value)
+        assert ended.returncode == 2 and f"{option} requires settings of engines" in unfolded(ended.stderr)
 
 
 def test_budgets_are_times():

@@ -44,6 +44,10 @@ NAMES = (
 GROUP = "moereplay.engines"
 LOG = logging.getLogger(__name__)
 Us = float
+#: `holds` of a mode: whole layers, the same number of arbitrary or of the most used experts of each layer, and caches.
+LAYERS, UNIFORM, STATIC, LRU, GLOBAL_LRU = "layers", "uniform", "static", "lru", "lru in one pool"
+PER_LAYER, PLACED = (UNIFORM, STATIC, LRU), (LAYERS, UNIFORM, STATIC)
+STAYS = "static:profile=given"  #: the eviction policy of experts that are placed for good
 
 
 class Card(NamedTuple):
@@ -145,6 +149,17 @@ class Mode(Frozen):
     from_disk: str = ""  #: flags besides, where something is read that way: a copy in another layout would fill memory
     in_memory: str = ""  #: flags besides, where nothing is
     source: str
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """The policy set of this way; a cache whose misses the CPU computes uploads them for later."""
+        stays = self.holds in PLACED
+        return {
+            "eviction": STAYS if stays else "lru",
+            "prefetch": "missed" if self.miss == "cpu" and not stays else "none",
+            "miss": self.miss,
+            "scope": "per_layer" if self.holds in PER_LAYER else "global",
+        }
 
     @property
     def knobs(self) -> frozenset[str]:
