@@ -7,6 +7,7 @@ from collections import defaultdict
 import pytest
 
 from evidence.hybrid_cells import read
+from evidence.speeds import published, within
 from moereplay.sweeps.recommend.answer import replayed
 from moereplay.sweeps.recommend.measured import (
     Row,
@@ -20,6 +21,9 @@ from moereplay.sweeps.recommend.measured import (
 from moereplay.sweeps.recommend.series import fit, fit_one, rates_known
 from moereplay.sweeps.recommend.settings import UNIFORM
 from tests.kit.measured_series import table
+from tests.kit.recordings import FOLDER
+
+SPEEDS = FOLDER.parent / "speeds" / "cells.csv"
 
 #: 40 layers of 64 experts of 2 MiB, 4 of them active, on a machine with known rates; other columns are empty.
 KNOWN = {
@@ -230,3 +234,11 @@ def test_a_table_of_strangers_needs_no_column_of_ours(tmp_path):
     table(tmp_path).rename(tmp_path / "cells.csv")
     found, refused = samples(read(tmp_path / "cells.csv"), strict=False)
     assert len(found) == 5 and not refused
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SPEEDS.exists(), reason="other people's measured runs are not here")
+def test_four_of_five_runs_of_a_machine_lie_where_others_let_expect_them() -> None:
+    found = within(published(SPEEDS)[0])
+    assert set(found) == {"hybrid", "resident", "unified"}
+    assert all(inside >= 0.8 * runs for inside, runs in found.values())
