@@ -52,6 +52,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "s3fifo",
         "arc",
         "slru",
+        "lirs",
         "lru_k",
         "lfu_decay",
         "lfru",

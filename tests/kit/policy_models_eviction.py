@@ -335,3 +335,76 @@ class S3Fifo(Pool):
             self.m.remove(x)
         while self.bytes_of(self.g) > self.ghost_room:
             self.g.pop(0)
+
+
+class Lirs(Pool):
+    """Section 3 of Jiang & Zhang, SIGMETRICS 2002: stack S and queue Q as lists, bottom and front first."""
+
+    def __init__(self, *setting, hir=0.01) -> None:
+        super().__init__(*setting)
+        self.s, self.q, self.lir = list[int](), list[int](), set[int]()
+        self.share, self.returning = hir, set[int]()
+
+    def room(self, x: int) -> int:
+        return self.capacity - max(int(self.capacity * self.share), self.size[x])
+
+    def held(self) -> int:
+        return sum(self.size[y] for y in self.lir)
+
+    def used(self, x: int, hit: bool) -> None:
+        in_s = x in self.s
+        self._to_top(x)
+        if x not in self.residents:
+            self.returning.discard(x)
+            self.returning |= {x} if in_s else set()
+        elif x in self.lir or in_s or self.held() + self.size[x] <= self.room(x):
+            self._to_lir(x)
+        else:
+            self._to_q(x)
+        self._prune()
+
+    def arrived(self, x: int, prefetched: bool) -> None:
+        if x in self.returning or (not prefetched and self.held() + self.size[x] <= self.room(x)):
+            self._to_top(x)
+            self._to_lir(x)
+        else:
+            if not prefetched:
+                self._to_top(x)
+            self._to_q(x)
+        self.returning.discard(x)
+        self._shrink(x)
+        self._prune()
+
+    def victim(self, candidates: list[int], x: int) -> int:
+        by_recency = [*(y for y in self.q if y in candidates), *(y for y in self.s if y in candidates)]
+        return by_recency[0]
+
+    def left(self, x: int) -> None:
+        """It stays in S, as a non-resident HIR, unless it was the LIR at the bottom."""
+        self.lir.discard(x)
+        if x in self.q:
+            self.q.remove(x)
+        self._prune()
+
+    def _to_top(self, x: int) -> None:
+        self.s = [*(y for y in self.s if y != x), x]
+
+    def _to_q(self, x: int) -> None:
+        self.q = [*(y for y in self.q if y != x), x]
+
+    def _to_lir(self, x: int) -> None:
+        self.q = [y for y in self.q if y != x]
+        self.lir.add(x)
+        self._shrink(x)
+
+    def _shrink(self, x: int) -> None:
+        while self.held() > self.room(x):
+            bottom = next(y for y in self.s if y in self.lir)
+            self.lir.remove(bottom)
+            self._to_q(bottom)
+            self._prune()
+
+    def _prune(self) -> None:
+        """The bottom of S is a LIR; what was below it has left S."""
+        while self.s and self.s[0] not in self.lir:
+            self.s.pop(0)

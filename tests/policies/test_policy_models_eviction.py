@@ -24,6 +24,7 @@ from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models import Arc, DemandStep, best, one_token_steps, play
 from tests.kit.policy_models_eviction import (
     Clock,
+    Lirs,
     Pool,
     S3Fifo,
     Sieve,
@@ -117,6 +118,9 @@ MODELS: dict[str, Maker] = {
     "s3fifo": S3Fifo,
     "s3fifo:small=.4:ghost=.5:threshold=1": partial(S3Fifo, small=0.4, ghost=0.5, threshold=1),
     "s3fifo:small=.3:fill=main": partial(S3Fifo, small=0.3, fill_main=True),
+    "lirs": Lirs,
+    "lirs:hir=.4": partial(Lirs, hir=0.4),
+    "lirs:hir=1": partial(Lirs, hir=1),
     "lru_k": ranked(kth_use, 2),
     "lru_k:k=1:history=resident": ranked(kth_use, 1, "resident"),
     "lru_k:k=3:among=fifo": ranked(kth_use, 3, "kept", "fifo"),

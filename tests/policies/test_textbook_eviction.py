@@ -71,6 +71,31 @@ def test_s4lru_raises_step_by_step():
     assert victims((0, 1, 2, 3, 3, 3, 2, 4, 5, 6), 4, "slru:segments=4:protected=.75") == [0, 1, 4]
 
 
+def test_lirs_keeps_part_of_a_loop_that_lru_loses():
+    """Jiang & Zhang: a loop over one page more than there are frames. Three frames, two of them LIR; S from its bottom.
+
+    0 and 1 become LIR, 2 does not. 3 replaces 2, the only one in Q: S = 0 1 (2) 3. Hits on 0 and 1 bring both to the
+    top, and 2 and 3 leave S below them. So 2 returns as a stranger, replaces 3, and 3 then 2: half of the loop hits.
+    """
+    loop = (0, 1, 2, 3) * 3
+    assert misses_of(paged(loop, 3, "lirs")) == "MMMM..MM..MM"
+    assert misses_of(paged(loop, 3, "lru")) == "M" * 12
+
+
+def test_lirs_exchanges_status_by_the_distance_between_two_uses():
+    """Three frames, two of them LIR: 0 and 1. 2, then 3, which replaces it: S = 0 1 (2) 3, Q = 3.
+
+    2 comes again, and has two others since its last use where 0 has three: 3 is evicted from Q, 2 becomes LIR and 0, at
+    the bottom of S, moves to Q. 4 replaces 0. 1 and 2 hit. Under LRU 4 replaces 1, which was used before 3.
+    """
+    pages = (0, 1, 2, 3, 2, 4, 1, 2)
+    assert victims(pages, 3, "lirs") == [2, 3, 0]
+    assert misses_of(paged(pages, 3, "lirs")) == "MMMMMM.."
+    assert misses_of(paged(pages, 3, "lru")) == "MMMM.MM."
+    # a queue of everything is LRU
+    assert misses_of(paged(pages, 3, "lirs:hir=1")) == "MMMM.MM."
+
+
 def test_lru_2_tells_index_pages_from_records():
     """O'Neil et al., example 1.1: every record is read through an index page, 0 or 1; records 2 to 7 come once.
 
