@@ -64,6 +64,7 @@ KNOWN: dict[str, Look] = {
     "lfu_decay": Look("#8F6300", ">"),
     "slru": Look("#003F63", "p"),
     "lirs": Look("#6A8D2F", "h"),
+    "tinylfu": Look("#B3446C", "p"),
     "lfru": Look("#5E3C99", "<"),
     "lru_k": Look("#5B8DB8", "h"),
     "sieve": Look("#117733", "d"),

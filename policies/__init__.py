@@ -53,6 +53,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "arc",
         "slru",
         "lirs",
+        "tinylfu",
         "lru_k",
         "lfu_decay",
         "lfru",

@@ -29,6 +29,7 @@ from tests.kit.policy_models_eviction import (
     S3Fifo,
     Sieve,
     Slru,
+    TinyLfu,
     facts_of,
     play_ahead,
 )
@@ -121,6 +122,9 @@ MODELS: dict[str, Maker] = {
     "lirs": Lirs,
     "lirs:hir=.4": partial(Lirs, hir=0.4),
     "lirs:hir=1": partial(Lirs, hir=1),
+    "tinylfu": TinyLfu,
+    "tinylfu:window=.4:protected=.5:sample=2": partial(TinyLfu, window=0.4, protected=0.5, sample=2),
+    "tinylfu:window=0:sample=3": partial(TinyLfu, window=0, sample=3),
     "lru_k": ranked(kth_use, 2),
     "lru_k:k=1:history=resident": ranked(kth_use, 1, "resident"),
     "lru_k:k=3:among=fifo": ranked(kth_use, 3, "kept", "fifo"),

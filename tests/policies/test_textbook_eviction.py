@@ -96,6 +96,39 @@ def test_lirs_exchanges_status_by_the_distance_between_two_uses():
     assert misses_of(paged(pages, 3, "lirs:hir=1")) == "MMMM.MM."
 
 
+def test_w_tinylfu_lets_a_scan_through_its_window_alone():
+    """Einziger et al.: three frames, one of them the window. 0 and 1 are used twice and become the main part; 2 is in
+    the window when 3 comes. One use does not win against two of 0, the oldest in the probation: 2 is evicted.
+
+    3 hits in the window, two uses. That ties with 0, so for 5 it is 3 that is evicted. It comes again, a third use, and
+    5 with one is evicted. When 6 comes 3 wins, and replaces 0. LRU would have lost 0 to 3 and 1 to 5.
+    """
+    pages = (0, 0, 1, 1, 2, 3, 3, 5, 3, 6)
+    assert victims(pages, 3, "tinylfu") == [2, 3, 5, 0]
+    assert victims(pages, 3, "lru") == [0, 1, 2]
+    scan = (0, 0, 1, 1, 2, 3, 4, 5, 0, 1)
+    assert misses_of(paged(scan, 3, "tinylfu"))[-2:] == ".."
+    assert misses_of(paged(scan, 3, "lru"))[-2:] == "MM"
+
+
+def test_tinylfu_without_a_window_admits_what_was_used_more_often():
+    """Two frames: 0, twice, and 1. 2 has one use, then two, which ties with 0: the bypass buffer. The third wins."""
+    outcome = paged((0, 0, 1, 2, 2, 2, 2), 2, "tinylfu:window=0:protected=0")
+    assert misses_of(outcome) == "M.MMMM."
+    assert evicted(outcome) == [(0, 0)]
+    assert outcome.totals["declined"] == 2
+
+
+def test_tinylfu_halves_its_counts():
+    """Two frames and samples of two uses per frame. Four uses of 0 end the first sample: 2, and 2 uses are counted.
+
+    1, then 2: four are counted, 0 has 1, the others 0. 2 again has 1, a tie; once more 2, the end of a sample: 1 and 0.
+    """
+    pages = (0, 0, 0, 0, 1, 2, 2, 2)
+    assert victims(pages, 2, "tinylfu:window=0:protected=0") == []
+    assert victims(pages, 2, "tinylfu:window=0:protected=0:sample=2") == [0]
+
+
 def test_lru_2_tells_index_pages_from_records():
     """O'Neil et al., example 1.1: every record is read through an index page, 0 or 1; records 2 to 7 come once.
 
