@@ -62,6 +62,7 @@ KNOWN: dict[str, Look] = {
     "belady": Look("#A3004F", "*"),
     "clock": Look("#332288", "<"),
     "lfu_decay": Look("#8F6300", ">"),
+    "payback": Look("#C46210", "P"),
     "slru": Look("#003F63", "p"),
     "lirs": Look("#6A8D2F", "h"),
     "tinylfu": Look("#B3446C", "p"),

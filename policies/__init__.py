@@ -56,6 +56,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "tinylfu",
         "lru_k",
         "lfu_decay",
+        "payback",
         "lfru",
         "class_lru",
         "static",

@@ -299,6 +299,8 @@ class Policy(EventHooks):
     needs: Callable[[Params], frozenset[str]] = IDS_ALONE
     #: which of OPTIONAL the hooks read; no other one is kept current, or can be read. None: all are, at some cost
     reads: frozenset[str] | None = None
+    #: (params, Costs) -> params: fills in the parameters that depend on the platform, before a run; no hook sees times
+    priced: Callable[[Params, Costs], Params] = lambda params, costs: params
     version: str = ""  #: of a user's own file: the first digits of its sha256, set by `policies/files.py`
     kind: str = field(init=False, default="")
 
@@ -374,8 +376,6 @@ class Miss(MissHooks, Policy):
     changes_output: bool = False
     uses_cpu: Callable[[Params], bool] = lambda params: False  #: refused on a platform without one
     never_fetches: Callable[[Params], bool] = lambda params: False  #: no verdict fetches, so that no room is needed
-    #: (params, Costs) -> params: fills in the parameters that depend on the platform, before a run; no hook sees times
-    priced: Callable[[Params, Costs], Params] = lambda params, costs: params
     kind: str = field(init=False, default="miss")
 
     def decides(self, params: Params) -> bool:

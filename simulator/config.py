@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -200,8 +200,8 @@ class PolicySet:
 
     def priced(self, times: Times) -> PolicySet:
         """Fill in the parameters that policies leave to the platform."""
-        policy, params = self.miss.policy, self.miss.params
-        return replace(self, miss=Chosen(policy, dict(policy.priced(params, times.costs))))
+        chosen: list[Chosen] = [getattr(self, kind) for kind in KINDS]
+        return PolicySet(*(Chosen(one.policy, dict(one.policy.priced(one.params, times.costs))) for one in chosen))
 
     @property
     def needs(self) -> frozenset[str]:

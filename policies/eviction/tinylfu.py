@@ -2,8 +2,8 @@
 
 A new copy enters the window, an LRU of a share `window` of the pool's bytes, or one expert if that is more. The rest is
 the main part, an SLRU with `protected` of its bytes for what was used again there. What the window has no more room for
-enters the main part's probation while there is room. Then it does so only if it was used more often than the next victim
-there, which is evicted; else it is evicted itself. What a step uses is pinned, so a window holds at least that.
+enters the main part's probation while there is room. Then it does so only if it was used more often than the next
+victim there, which is evicted; else it is evicted itself. What a step uses is pinned: a window holds at least that.
 `window=0` is TinyLFU alone: the newcomer must have been used more often than the victim, or the bypass buffer has it.
 
 Uses are counted up to 15, also of absent experts, and all counts are halved when `sample` times as many as the pool has

@@ -87,6 +87,11 @@ def uses_in_residence(m: Ranked, x: int) -> int:
     return max(1, len(m.uses_here(x)))
 
 
+def pays(half_life: int, margin: float, price: float) -> LetsIn:
+    """What a payback lets in."""
+    return lambda m, x, leaving: decayed(m, x, half_life) >= margin * (decayed(m, leaving, half_life) + price)
+
+
 def guards_current(m: Ranked, x: int, leaving: int) -> bool:
     """A copy that arrives for another layer than the current one was prefetched."""
     return m.layer(x) == m.now.layer or not is_current(m, leaving)
@@ -131,6 +136,9 @@ MODELS: dict[str, Maker] = {
     "lru_k:k=2:history=resident:among=fifo": ranked(kth_use, 2, "resident", "fifo"),
     "lfu_decay:half_life=1": ranked(decayed, 1),
     "lfu_decay:half_life=5": ranked(decayed, 5),
+    "payback:half_life=5:margin=0": ranked(decayed, 5),
+    "payback:half_life=5:price=0.3": ranked(decayed, 5, lets_in=pays(5, 1, 0.3)),
+    "payback:half_life=2:margin=1.4:price=0": ranked(decayed, 2, lets_in=pays(2, 1.4, 0)),
     "lfru": ranked(frequency_per_age),
     "class_lru:half_life=3": ranked(aged, 3),
     "class_lru:touch_on_predict=true": ranked(aged, 128, touch=True),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moereplay.policies.contract import RESIDENT, UNIT
-from moereplay.policies.eviction import mrs, shielded_score
+from moereplay.policies.contract import RESIDENT, UNIT, Costs
+from moereplay.policies.eviction import mrs, payback, shielded_score
+from moereplay.policies.grammar import parse
 from moereplay.traces.schema import MOST_BIAS
 from tests.kit.bound_policies import BARE, PolicyHarness
 from tests.kit.every import every
-from tests.kit.policy_runs import Sizes, replayed, trace_of
+from tests.kit.policy_runs import Sizes, random_trace, replayed, trace_of
+from tests.kit.scenarios import CONTRACTS
 from tests.policies.test_textbook import evicted, misses_of, paged
 
 MODEL = Sizes(layers=4, experts=7, k=2)
@@ -174,6 +176,44 @@ def test_a_decayed_count_forgets_an_old_favourite():
     pages = (0, 0, 0, 1, 1, 2)
     assert victims(pages, 2, "lfu_decay:half_life=1") == [0]
     assert victims(pages, 2, "lfu_decay:half_life=100") == [1] == victims(pages, 2, "lfu")
+
+
+def test_payback_admits_what_saves_its_transfer():
+    """Two frames hold 0, used three times, and 1, once; no count decays noticeably. 2 comes again and again.
+
+    A transfer that costs two uses: 2 has one, two, three against 1 + 2 and enters at its third. Without a price its
+    first ties with 1 and suffices, and so it does at half a margin of 1.9: 1 >= .95. A margin of 0 asks nothing.
+    """
+    pages, slow = (0, 0, 0, 1, 2, 2, 2, 2), f"payback:half_life={1 << 20}:price="
+    assert misses_of(paged(pages, 2, f"{slow}1.99")) == "M..MMMM."
+    assert misses_of(paged(pages, 2, f"{slow}0:margin=0.99")) == "M..MM..."
+    assert misses_of(paged(pages, 2, f"{slow}0:margin=1.01")) == "M..MMM.."
+    assert misses_of(paged(pages, 2, f"{slow}9:margin=0")) == misses_of(paged(pages, 2, "lfu_decay"))
+
+
+@every(
+    "costs, price",
+    [
+        (Costs(load=700, compute=20, cpu=370), 2),  # 700 ns for 350 ns at every use
+        (Costs(load=700, compute=20, cpu=0), 0),  # without a CPU the transfer is due in any case
+        (Costs(load=700, compute=370, cpu=370), payback.NEVER_PAYS),  # nothing is saved
+    ],
+)
+def test_the_price_of_a_transfer_in_uses(costs: Costs, price: float):
+    """On a platform; a price that is given stays."""
+    chosen, given = parse("eviction", "payback"), parse("eviction", "payback:price=5")
+    assert chosen.policy.priced(chosen.params, costs)["price"] == price
+    assert given.policy.priced(given.params, costs)["price"] == 5
+
+
+@every("contract", CONTRACTS)
+@every("prefetch, miss", [("none", "fetch"), ("top_k", "fetch"), ("missed", "cpu")])
+def test_payback_without_a_margin_is_lfu_decay_to_the_last_event(contract: str, prefetch: str, miss: str):
+    """Whatever fetches, on a trace of ties; with a margin it is not."""
+    trace, texts = random_trace(3, Sizes(tokens=60, depth=1)), ("lfu_decay", "payback:margin=0", "payback:price=1")
+    given = {"contract": contract, "prefetch": prefetch, "miss": miss}
+    plain, free, dear = (replayed(trace, 6, eviction=text, **given) for text in texts)
+    assert plain == free != dear
 
 
 def test_lfru_weighs_frequency_against_age():
