@@ -18,7 +18,17 @@ if __name__ != "moereplay.policies":
 
 #: Every policy by kind, in the order in which tables and legends show them.
 NAMES: dict[str, tuple[str, ...]] = {
-    "routing": ("standard", "cache_prior", "max_rank", "cumulative", "reuse_distance", "prune", "prune_rank", "swap"),
+    "routing": (
+        "standard",
+        "cache_prior",
+        "max_rank",
+        "cumulative",
+        "reuse_distance",
+        "piggyback",
+        "prune",
+        "prune_rank",
+        "swap",
+    ),
     "prefetch": (
         "none",
         "top_k",

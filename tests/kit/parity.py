@@ -90,6 +90,8 @@ EVERY_ROUTING = with_all(
     "cumulative:p=.5:top_j=0",
     "reuse_distance:keep=1:phase=any",
     "reuse_distance:predict=interval:keep=1:phase=any",
+    "piggyback:keep=1:phase=any",
+    "piggyback:keep=1:also=resident:phase=any",
     "prune:keep=1",
     "swap:rank=1",
     "swap:by=next",

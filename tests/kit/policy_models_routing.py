@@ -40,8 +40,8 @@ class RoutingModel:
         """The token's row."""
         raise NotImplementedError
 
-    def begin(self, gate: Gate) -> None:
-        """A gate opens."""
+    def begin(self, gate: Gate, tokens: Sequence[Token]) -> None:
+        """A gate opens for the tokens of a pass."""
 
     def used(self, gate: Gate, experts: Collection[int]) -> None:
         """The layer's experts that the step ran."""
@@ -113,7 +113,7 @@ class ReuseDistance(RoutingModel):
         self.predict, self.keep, self.phase = predict, keep, phase
         self.gates, self.last, self.uses = dict[int, int](), dict[tuple, int](), dict[tuple, int]()
 
-    def begin(self, gate: Gate) -> None:
+    def begin(self, gate: Gate, tokens: Sequence[Token]) -> None:
         self.gates[gate.layer] = self.gates.get(gate.layer, 0) + 1
 
     def used(self, gate: Gate, experts: Collection[int]) -> None:
@@ -139,6 +139,25 @@ class ReuseDistance(RoutingModel):
         best = sorted(recorded, key=lambda e: -lifted[e])[: len(token.ids)]
         kept = [e for place, e in enumerate(best) if place < self.keep or e in resident]
         return [e for e in by_rank(token) if e in kept] + [-1] * (len(best) - len(kept))
+
+
+class Piggyback(RoutingModel):
+    """The best `keep`, and of what any token keeps the best others."""
+
+    def __init__(self, keep: int, also: str, phase: str) -> None:
+        self.keep, self.also, self.phase, self.tokens = keep, also, phase, list[Token]()
+
+    def begin(self, gate: Gate, tokens: Sequence[Token]) -> None:
+        self.tokens = list(tokens)
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        if self.phase == "decode" and not gate.decode:
+            return list(token.ids)
+        needed = {e for other in self.tokens for e in other.ids[: self.keep]}
+        needed |= set(resident) if self.also == "resident" else set()
+        others = [e for e in by_rank(token)[self.keep :] if e in needed]
+        row = [*token.ids[: self.keep], *others][: len(token.ids)]
+        return row + [-1] * (len(token.ids) - len(row))
 
 
 class Prune(RoutingModel):

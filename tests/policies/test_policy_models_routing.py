@@ -21,6 +21,7 @@ from tests.kit.policy_models_routing import (
     Cumulative,
     Gate,
     MaxRank,
+    Piggyback,
     Prune,
     PruneRank,
     ReuseDistance,
@@ -51,9 +52,10 @@ class RoutedByModel:
     def _step(self, gate: Gate, rows: range, cache: Lru) -> None:
         router, (logits, chosen) = self._trace.geometry.router, self._read(gate.layer, rows)
         snapshot = set(cache.residents)
-        self._model.begin(gate)
         rows_read = zip(logits.tolist(), to_units(scores(router, logits)).tolist(), chosen.tolist(), strict=True)
-        ids = [self._model.choose(gate, Token(*said), snapshot) for said in rows_read]
+        tokens = [Token(*said) for said in rows_read]
+        self._model.begin(gate, tokens)
+        ids = [self._model.choose(gate, token, snapshot) for token in tokens]
         demand = union_of(ids, to_units(weigh(router, logits, np.array(ids))).tolist()).expert
         self.ran.append(ids)
         self.hits += play([DemandStep(0, 0, 1, SIZES.experts, list(demand), {})], [cache], "atomic")
@@ -74,6 +76,8 @@ for predict, keep, phase in product(("recency", "interval"), (1, 2, 4), ("decode
 READINGS = ("running_range", "token_range", "ema_range", "running_mean")
 for delta, (lam, top_j) in product(READINGS, ((0.125, 3), (0.2, 1), (0.5, 0), (2.0, 2))):
     MODELS[f"cache_prior:lam={lam}:top_j={top_j}:delta={delta}"] = partial(CachePrior, lam, top_j, delta)
+for keep, also, phase in product((1, 2, 3), ("none", "resident"), ("decode", "any")):
+    MODELS[f"piggyback:keep={keep}:also={also}:phase={phase}"] = partial(Piggyback, keep, also, phase)
 MODELS |= {f"prune:keep={keep}": partial(Prune, keep) for keep in (1, 2, 3)}
 MODELS |= {f"prune_rank:rank={rank}": partial(PruneRank, rank) for rank in (1, 3, 4)}
 MODELS |= {f"swap:rank={rank}:by=next": partial(SwapNext, rank) for rank in (1, 3, 4)}
@@ -99,8 +103,8 @@ def test_routing_runs_as_its_model(texts: tuple[str, ...], seed: int):
 def test_a_window_of_k_is_standard_to_the_last_event(seed: int):
     trace = random_trace(seed, SIZES)
     standard = replayed(trace, 4, routing="standard")
-    unchanging = (f"cache_prior:lam=0:delta={delta}" for delta in READINGS)
-    for routing in ("max_rank:m=3", "max_rank:m=1:top_j=0", "cumulative:p=0", "prune:keep=3", *unchanging):
+    unchanging = ["max_rank:m=3", "max_rank:m=1:top_j=0", "cumulative:p=0", "prune:keep=3", "piggyback:keep=3"]
+    for routing in (*unchanging, *(f"cache_prior:lam=0:delta={delta}" for delta in READINGS)):
         assert replayed(trace, 4, routing=routing) == standard, routing
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from moereplay.policies.contract import UNIT
-from tests.kit.bound_policies import PolicyHarness
+from tests.kit.bound_policies import BARE, PolicyHarness
 from tests.kit.cases import Cell, ListSource, Prompted, machine, replay_lists, sizes
 from tests.kit.every import every
 from tests.kit.policy_runs import Sizes
@@ -84,6 +84,37 @@ def test_cecars_lifted_expert_needs_no_fetch():
     harness.learn(6, {"last_pass": 2})
     # distances 1 and 8: 0.5 + 2 * 7/8 = 2.25 exceeds 2
     assert harness.choose([0, 1, 2], FALLING) == [0, 4, -1]
+
+
+def batch_of(text: str, *residents: int) -> list[list[int]]:
+    """The choice for three decoded tokens of eight experts, three each, scores falling from 7 in the orders given."""
+    orders = ([0, 1, 2, 3, 4, 5, 6, 7], [3, 0, 6, 1, 2, 7, 5, 4], [5, 4, 7, 6, 3, 2, 1, 0])
+    scores = [[7.0 - order.index(e) for e in range(8)] for order in orders]
+    harness, out = PolicyHarness("routing", text, EIGHT), [[-1] * 3 for _ in orders]
+    harness.at(tokens=len(orders))
+    harness.make_resident(*residents)
+    harness.ask("choose", BARE._replace(ids=[order[:3] for order in orders], choice=scores), out)
+    return out
+
+
+def test_piggyback_takes_what_other_tokens_of_the_batch_need():
+    """OEA: with a baseline of one the tokens need 0, 3 and 5, three experts where their own choice has eight.
+
+    The first token ranks them 0 3 5, the second 3 0 5, the third 5 3 0. With two the union is 0 1 3 5 4: the third
+    place goes to 3, 1 and 3. Where 2 is resident the first token keeps all of its own choice.
+    """
+    assert batch_of("piggyback:keep=1") == [[0, 3, 5], [3, 0, 5], [5, 3, 0]]
+    assert batch_of("piggyback:keep=2") == [[0, 1, 3], [3, 0, 1], [5, 4, 3]]
+    assert batch_of("piggyback:keep=2:also=resident", 2) == [[0, 1, 2], [3, 0, 1], [5, 4, 3]]
+    assert batch_of("piggyback:keep=3") == [[0, 1, 2], [3, 0, 6], [5, 4, 7]]
+
+
+def test_a_lone_token_has_none_to_ride_with():
+    """Its own baseline is the union, unless residents count; 4 and 6 are there."""
+    for also, chosen in (("none", [0, -1, -1]), ("resident", [0, 4, 6])):
+        harness = PolicyHarness("routing", f"piggyback:keep=1:also={also}", EIGHT)
+        harness.make_resident(4, 6)
+        assert harness.choose([0, 1, 2], FALLING) == chosen
 
 
 def prior(
