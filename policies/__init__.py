@@ -24,6 +24,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "max_rank",
         "cumulative",
         "reuse_distance",
+        "bounded",
         "piggyback",
         "prune",
         "prune_rank",

@@ -90,6 +90,8 @@ EVERY_ROUTING = with_all(
     "cumulative:p=.5:top_j=0",
     "reuse_distance:keep=1:phase=any",
     "reuse_distance:predict=interval:keep=1:phase=any",
+    "bounded:regret=.3:m=9",
+    "bounded:regret=2:of=score",
     "piggyback:keep=1:phase=any",
     "piggyback:keep=1:also=resident:phase=any",
     "prune:keep=1",

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from fractions import Fraction
+from itertools import product
 from typing import NamedTuple
+
+from tests.kit.policy_models import UNIT
 
 
 class Gate(NamedTuple):
@@ -139,6 +142,25 @@ class ReuseDistance(RoutingModel):
         best = sorted(recorded, key=lambda e: -lifted[e])[: len(token.ids)]
         kept = [e for place, e in enumerate(best) if place < self.keep or e in resident]
         return [e for e in by_rank(token) if e in kept] + [-1] * (len(best) - len(kept))
+
+
+class Bounded(RoutingModel):
+    """Swaps in the order of regret, then of both ranks; each expert is in one of them."""
+
+    def __init__(self, regret: float, swaps: int, m: int, of: str) -> None:
+        self.regret, self.swaps, self.m, self.of = regret, swaps, m, of
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        ranks, k = by_rank(token), len(token.ids)
+        worth = [p / UNIT for p in token.probabilities] if self.of == "mass" else token.scores
+        pairs = product(ranks[:k], ranks[k : self.m or 2 * k])
+        cost = {(old, new): max(0, worth[old] - worth[new]) for old, new in pairs if new in resident - {old}}
+        chosen = list(token.ids)
+        for old, new in sorted(cost, key=lambda pair: (cost[pair], ranks.index(pair[1]), ranks.index(pair[0]))):
+            legal = old not in resident and old in chosen and new not in chosen and cost[old, new] <= self.regret
+            if legal and len(set(chosen) - set(token.ids)) < self.swaps:
+                chosen[chosen.index(old)] = new
+        return sorted(chosen, key=ranks.index)
 
 
 class Piggyback(RoutingModel):

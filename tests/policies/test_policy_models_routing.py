@@ -17,6 +17,7 @@ from moereplay.traces.schema import Trace
 from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models import DemandStep, Lru, play
 from tests.kit.policy_models_routing import (
+    Bounded,
     CachePrior,
     Cumulative,
     Gate,
@@ -76,6 +77,8 @@ for predict, keep, phase in product(("recency", "interval"), (1, 2, 4), ("decode
 READINGS = ("running_range", "token_range", "ema_range", "running_mean")
 for delta, (lam, top_j) in product(READINGS, ((0.125, 3), (0.2, 1), (0.5, 0), (2.0, 2))):
     MODELS[f"cache_prior:lam={lam}:top_j={top_j}:delta={delta}"] = partial(CachePrior, lam, top_j, delta)
+for regret, swaps, m, of in product(("0.03125", "0.25"), (1, 2, 3), (0, 4, 9), ("mass", "score")):
+    MODELS[f"bounded:regret={regret}:swaps={swaps}:m={m}:of={of}"] = partial(Bounded, float(regret), swaps, m, of)
 for keep, also, phase in product((1, 2, 3), ("none", "resident"), ("decode", "any")):
     MODELS[f"piggyback:keep={keep}:also={also}:phase={phase}"] = partial(Piggyback, keep, also, phase)
 MODELS |= {f"prune:keep={keep}": partial(Prune, keep) for keep in (1, 2, 3)}
@@ -104,6 +107,7 @@ def test_a_window_of_k_is_standard_to_the_last_event(seed: int):
     trace = random_trace(seed, SIZES)
     standard = replayed(trace, 4, routing="standard")
     unchanging = ["max_rank:m=3", "max_rank:m=1:top_j=0", "cumulative:p=0", "prune:keep=3", "piggyback:keep=3"]
+    unchanging += ["bounded:swaps=0", "bounded:regret=0", "bounded:m=3"]
     for routing in (*unchanging, *(f"cache_prior:lam=0:delta={delta}" for delta in READINGS)):
         assert replayed(trace, 4, routing=routing) == standard, routing
 

@@ -86,6 +86,31 @@ def test_cecars_lifted_expert_needs_no_fetch():
     assert harness.choose([0, 1, 2], FALLING) == [0, 4, -1]
 
 
+@every(
+    "text, chosen",
+    [
+        # absent are 0, 1 and 2, of .25 to .21; 4 (.10) and 6 (.02) are there, and of 1 or 2 the latter costs less
+        ("regret=.12:swaps=1", [0, 1, 4]),
+        # .11 is just too much, in shares of 1
+        ("regret=.1:swaps=2", [0, 1, 2]),
+        # the second cheapest pair of the two that are left, 1 and 6, costs .21
+        ("regret=.2:swaps=2:m=8", [0, 1, 4]),
+        ("regret=.22:swaps=2:m=8", [0, 4, 6]),
+        # 6 is the seventh: beyond twice k
+        ("regret=1:swaps=2", [0, 1, 4]),
+        ("regret=1:swaps=1:m=8", [0, 1, 4]),
+        # scores are 4 3 2 1 .5 0 -1 -2: 2 - .5 is 1.5, and then 3 + 1 is too much
+        ("of=score:regret=1.5:swaps=3:m=8", [0, 1, 4]),
+        ("of=score:regret=1.4:swaps=3:m=8", [0, 1, 2]),
+    ],
+)
+def test_bounded_swaps_by_hand(text: str, chosen: list[int]):
+    """Experts 4 and 6, of ranks 5 and 7, are resident; three are chosen, with a probability of .25, .23 and .21."""
+    harness = PolicyHarness("routing", f"bounded:{text}", EIGHT)
+    harness.make_resident(4, 6)
+    assert harness.choose([0, 1, 2], FALLING, [0.25, 0.23, 0.21, 0.14, 0.1, 0.04, 0.02, 0.01]) == chosen
+
+
 def batch_of(text: str, *residents: int) -> list[list[int]]:
     """The choice for three decoded tokens of eight experts, three each, scores falling from 7 in the orders given."""
     orders = ([0, 1, 2, 3, 4, 5, 6, 7], [3, 0, 6, 1, 2, 7, 5, 4], [5, 4, 7, 6, 3, 2, 1, 0])
