@@ -26,6 +26,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "reuse_distance",
         "bounded",
         "piggyback",
+        "keep",
         "prune",
         "prune_rank",
         "swap",

@@ -301,6 +301,7 @@ class Policy(EventHooks):
     reads: frozenset[str] | None = None
     #: (params, Costs) -> params: fills in the parameters that depend on the platform, before a run; no hook sees times
     priced: Callable[[Params, Costs], Params] = lambda params, costs: params
+    profile: Callable[[Params], int] = lambda params: NO_PROFILE  #: what fills `experts[x]["profile"]`
     version: str = ""  #: of a user's own file: the first digits of its sha256, set by `policies/files.py`
     kind: str = field(init=False, default="")
 
@@ -403,7 +404,6 @@ class Eviction(EvictionHooks, Policy):
     #: whether `admit` ever rejects under these parameters; if not, engines may skip it, so that it must not write
     declines: Callable[[Params], bool] = lambda params: True
     decides_once: bool = False  #: `admit` is called with the first victim alone, and its answer holds for the others
-    profile: Callable[[Params], int] = lambda params: NO_PROFILE  #: what fills `experts[x]["profile"]`
     kind: str = field(init=False, default="eviction")
 
     def scope(self, params: Params) -> str:

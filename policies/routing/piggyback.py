@@ -10,7 +10,7 @@ simplified form; its general one sets `keep` by probability mass and bounds the 
 
 from moereplay.policies.contract import DECODE, NONE, Choice, Number, Routing, always, slot
 from moereplay.policies.routing.cache_prior import is_resident
-from moereplay.policies.selection import next_best, routed
+from moereplay.policies.selection import fill_places, routed
 
 PARAMS = (
     Number("keep", 4, 1, 64, integer=True),
@@ -19,7 +19,6 @@ PARAMS = (
 )
 KEEP, ALSO, PHASE = slot(PARAMS, "keep"), slot(PARAMS, "also"), slot(PARAMS, "phase")
 RESIDENT_TOO, ANY = 1, 1
-MINUS_INFINITY = -float("inf")
 
 
 def choose(now, step, experts, copies, own, out):
@@ -38,28 +37,7 @@ def choose(now, step, experts, copies, own, out):
         for j in range(len(ids)):
             out[t][j] = ids[j]
         if active and routed(ids) > keep:
-            fill(step.choice[t], ids, needed, keep, routed(ids), out[t])
-
-
-def fill(scores, ids, needed, keep, wanted, row):
-    """Write a token's row behind its `keep` best: recorded experts that are needed, then others by score."""
-    place, left = keep, [MINUS_INFINITY] * len(needed)
-    for e in range(len(needed)):
-        if needed[e] == 1:
-            left[e] = scores[e]
-    for e in ids:
-        if e != NONE:
-            left[e] = MINUS_INFINITY
-    for e in ids[keep:wanted]:
-        if needed[e] == 1:
-            row[place] = e
-            place += 1
-    while place < wanted:
-        e = next_best(left, ids, len(left))
-        row[place] = e
-        if e != NONE:
-            left[e] = MINUS_INFINITY
-        place += 1
+            fill_places(step.choice[t], ids, needed, keep, routed(ids), out[t])
 
 
 POLICY = Routing(

@@ -92,6 +92,8 @@ EVERY_ROUTING = with_all(
     "reuse_distance:predict=interval:keep=1:phase=any",
     "bounded:regret=.3:m=9",
     "bounded:regret=2:of=score",
+    "keep:share=.3",
+    "keep:share=.8:tokens=2",
     "piggyback:keep=1:phase=any",
     "piggyback:keep=1:also=resident:phase=any",
     "prune:keep=1",

@@ -6,11 +6,13 @@ empty slot; `used` is called afterwards with what the step ran.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from fractions import Fraction
 from itertools import product
 from typing import NamedTuple
 
+from moereplay.traces.schema import Trace
 from tests.kit.policy_models import UNIT
 
 
@@ -42,6 +44,9 @@ class RoutingModel:
     def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
         """The token's row."""
         raise NotImplementedError
+
+    def knows(self, trace: Trace) -> None:
+        """What will be replayed."""
 
     def begin(self, gate: Gate, tokens: Sequence[Token]) -> None:
         """A gate opens for the tokens of a pass."""
@@ -179,6 +184,25 @@ class Piggyback(RoutingModel):
         needed |= set(resident) if self.also == "resident" else set()
         others = [e for e in by_rank(token)[self.keep :] if e in needed]
         row = [*token.ids[: self.keep], *others][: len(token.ids)]
+        return row + [-1] * (len(token.ids) - len(row))
+
+
+class Keep(RoutingModel):
+    """The best of what is listed, or of what the trace chose most often."""
+
+    def __init__(self, listed: Sequence[tuple[int, int]] = (), share: float = 1, tokens: int = 0) -> None:
+        self.share, self.tokens, self.kept = share, tokens, [{e for at, e in listed if at == n} for n in range(2)]
+
+    def knows(self, trace: Trace) -> None:
+        chosen = trace.read("chosen")[: self.tokens or None]
+        for layer, kept in enumerate(self.kept):
+            counts = Counter(chosen[:, layer].ravel().tolist())
+            most = max(1, int(self.share * trace.geometry.experts))
+            if self.share < 1:
+                kept |= set(sorted(counts, key=lambda e, counts=counts: (-counts[e], e))[:most])
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        row = [e for e in by_rank(token) if e in self.kept[gate.layer]][: len(token.ids)]
         return row + [-1] * (len(token.ids) - len(row))
 
 

@@ -21,6 +21,7 @@ from tests.kit.policy_models_routing import (
     CachePrior,
     Cumulative,
     Gate,
+    Keep,
     MaxRank,
     Piggyback,
     Prune,
@@ -36,6 +37,8 @@ from tests.kit.search import searched
 #: A prompt of two tokens demands up to six experts of nine; six slots per layer hold any step, and evict.
 SIZES = Sizes(layers=2, experts=9, k=3, tokens=14, prompt=2)
 SLOTS = 6
+#: What `keep:profile=given` keeps: less than k of the second layer, in no order.
+LISTED = ((0, 7), (1, 4), (0, 0), (0, 3), (1, 8), (0, 5))
 seeds = st.integers(0, 2**32)
 
 
@@ -44,6 +47,7 @@ class RoutedByModel:
 
     def __init__(self, trace: Trace, model: RoutingModel) -> None:
         self.ran, self.hits, self._trace, self._model = [], [], trace, model
+        model.knows(trace)
         caches = [Lru(SLOTS) for _ in range(trace.geometry.layers)]
         prompt = [range(SIZES.prompt)] if SIZES.prompt else []
         for number, rows in enumerate([*prompt, *(range(t, t + 1) for t in range(SIZES.prompt, trace.tokens))]):
@@ -81,6 +85,10 @@ for regret, swaps, m, of in product(("0.03125", "0.25"), (1, 2, 3), (0, 4, 9), (
     MODELS[f"bounded:regret={regret}:swaps={swaps}:m={m}:of={of}"] = partial(Bounded, float(regret), swaps, m, of)
 for keep, also, phase in product((1, 2, 3), ("none", "resident"), ("decode", "any")):
     MODELS[f"piggyback:keep={keep}:also={also}:phase={phase}"] = partial(Piggyback, keep, also, phase)
+MODELS["keep:profile=given"] = partial(Keep, listed=LISTED)
+MODELS |= {
+    f"keep:share={share}:tokens={n}": partial(Keep, share=share, tokens=n) for share in (0.2, 0.7) for n in (0, 5)
+}
 MODELS |= {f"prune:keep={keep}": partial(Prune, keep) for keep in (1, 2, 3)}
 MODELS |= {f"prune_rank:rank={rank}": partial(PruneRank, rank) for rank in (1, 3, 4)}
 MODELS |= {f"swap:rank={rank}:by=next": partial(SwapNext, rank) for rank in (1, 3, 4)}
@@ -96,7 +104,8 @@ def test_routing_runs_as_its_model(texts: tuple[str, ...], seed: int):
     """
     trace = random_trace(seed, SIZES)
     for text in texts:
-        outcome, model = replayed(trace, SLOTS, routing=text, scope="per_layer"), RoutedByModel(trace, MODELS[text]())
+        given = {"routing": text, "scope": "per_layer", "profile": LISTED}
+        outcome, model = replayed(trace, SLOTS, **given), RoutedByModel(trace, MODELS[text]())
         assert outcome.ran == model.ran, text
         assert [access.hit for access in outcome.accesses] == model.hits, text
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from moereplay.policies.contract import UNIT
+from moereplay.traces.routers import weigh
+from moereplay.traces.schema import Header, Request, memory_trace
 from tests.kit.bound_policies import BARE, PolicyHarness
 from tests.kit.cases import Cell, ListSource, Prompted, machine, replay_lists, sizes
 from tests.kit.every import every
-from tests.kit.policy_runs import Sizes
+from tests.kit.policy_runs import RENORMALISED, Sizes, geometry_of, replayed
 
 EIGHT = Sizes(layers=1, experts=8, k=3)
 FALLING = [4.0, 3.0, 2.0, 1.0, 0.5, 0.0, -1.0, -2.0]  # expert e has rank e + 1
@@ -140,6 +143,33 @@ def test_a_lone_token_has_none_to_ride_with():
         harness = PolicyHarness("routing", f"piggyback:keep=1:also={also}", EIGHT)
         harness.make_resident(4, 6)
         assert harness.choose([0, 1, 2], FALLING) == chosen
+
+
+def kept(text: str, profile: list[tuple[int, int]]) -> list[list[list[int]]]:
+    """What two tokens run, of four experts in each of two layers; scores fall with the expert's number."""
+    logits = np.tile(np.array([3.0, 2.0, 1.0, 0.0], np.float32), (2, 2, 1))
+    chosen = np.array([[[0, 1], [0, 1]], [[0, 2], [0, 1]]])
+    weights = weigh(RENORMALISED, logits, chosen)
+    header = Header(geometry=geometry_of(Sizes(layers=2, experts=4, k=2)))
+    trace = memory_trace(header, [Request(chosen, 0, weights, logits)])
+    return replayed(trace, 8, routing=text, profile=tuple(profile)).ran
+
+
+def test_a_pruned_model_routes_among_the_experts_that_it_keeps():
+    """1 and 3 of layer 0 are left, and 2 of layer 1. In layer 0 the first token has 1 and then 3, the second, which did
+    not choose 1, takes it by its score. In layer 1 a place stays empty. A layer that the list leaves out is not pruned.
+    """
+    assert kept("keep:profile=given", [(0, 3), (1, 2), (0, 1)]) == [[[1, 3]], [[2, -1]], [[1, 3]], [[2, -1]]]
+    assert kept("keep:profile=given", [(0, 3), (0, 1)]) == [[[1, 3]], [[0, 1]], [[1, 3]], [[0, 1]]]
+
+
+def test_pruning_by_frequency_keeps_what_the_trace_chose_most_often():
+    """Half of four. Layer 0 chose 0 twice, 1 and 2 once, ties by id: 0 and 1 stay. Layer 1 chose these.
+
+    A quarter is one expert, 0 in both; the other place stays empty.
+    """
+    assert kept("keep", []) == [[[0, 1]]] * 4
+    assert kept("keep:share=.25", []) == [[[0, -1]]] * 4
 
 
 def prior(
