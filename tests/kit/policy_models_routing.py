@@ -159,7 +159,7 @@ class Bounded(RoutingModel):
         ranks, k = by_rank(token), len(token.ids)
         worth = [p / UNIT for p in token.probabilities] if self.of == "mass" else token.scores
         pairs = product(ranks[:k], ranks[k : self.m or 2 * k])
-        cost = {(old, new): max(0, worth[old] - worth[new]) for old, new in pairs if new in resident - {old}}
+        cost = {(old, new): max(0, worth[old] - worth[new]) for old, new in pairs if new in resident}
         chosen = list(token.ids)
         for old, new in sorted(cost, key=lambda pair: (cost[pair], ranks.index(pair[1]), ranks.index(pair[0]))):
             legal = old not in resident and old in chosen and new not in chosen and cost[old, new] <= self.regret

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from moereplay.policies.contract import RESIDENT, UNIT, Costs
 from moereplay.policies.eviction import mrs, payback, shielded_score
@@ -211,7 +212,7 @@ def test_the_price_of_a_transfer_in_uses(costs: Costs, price: float):
 def test_payback_without_a_margin_is_lfu_decay_to_the_last_event(contract: str, prefetch: str, miss: str):
     """Whatever fetches, on a trace of ties; with a margin it is not."""
     trace, texts = random_trace(3, Sizes(tokens=60, depth=1)), ("lfu_decay", "payback:margin=0", "payback:price=1")
-    given = {"contract": contract, "prefetch": prefetch, "miss": miss}
+    given: dict[str, Any] = {"contract": contract, "prefetch": prefetch, "miss": miss}
     plain, free, dear = (replayed(trace, 6, eviction=text, **given) for text in texts)
     assert plain == free != dear
 
