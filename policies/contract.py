@@ -92,7 +92,8 @@ COPY_COLUMNS = {
     "pool": (np.int32, "number of its pool"),
     "state": (np.int8, "ABSENT, QUEUED, IN_FLIGHT or RESIDENT"),
     "protected": (np.int8, "1 while it may not be a victim"),
-    "prefetched": (np.int16, "1 if its last arrival was a prefetch not yet used"),
+    "prefetched": (np.int8, "1 if its last arrival was a prefetch not yet used"),
+    "lower": (np.int8, "1 while it is complete in the highest of the platform's lower tiers"),
 }
 COPY = np.dtype([(name, kind) for name, (kind, _) in COPY_COLUMNS.items()], align=True)
 

@@ -87,6 +87,7 @@ EVERY_ROUTING = with_all(
     "cache_prior:lam=0",
     *(f"cache_prior:delta={delta}" for delta in ("token_range", "ema_range", "running_mean:top_j=1")),
     "max_rank:m=3:top_j=0",
+    "max_rank:m=5:top_j=0:levels=2",
     "cumulative:p=.5:top_j=0",
     "reuse_distance:keep=1:phase=any",
     "reuse_distance:predict=interval:keep=1:phase=any",

@@ -42,6 +42,23 @@ def test_max_rank_by_hand(text: str, chosen: list[int]):
     assert harness.choose([0, 1, 2], FALLING) == chosen
 
 
+def test_max_rank_prefers_ram_to_a_disk():
+    """Two levels: of ranks 2 to 6, with the first protected, 5 is in VRAM and 3 and 4 in RAM; the choice is 0 1 2.
+
+    One level takes 5 and the best of the others, 1; two take 5 and 3. With nothing in VRAM RAM has both places.
+    """
+    for text, residents, chosen in (
+        ("max_rank:m=6:top_j=1", [5], [0, 1, 5]),
+        ("max_rank:m=6:top_j=1:levels=2", [5], [0, 3, 5]),
+        ("max_rank:m=6:top_j=1:levels=2", [], [0, 3, 4]),
+    ):
+        harness = PolicyHarness("routing", text, EIGHT)
+        harness.make_resident(*residents)
+        for e in (3, 4):
+            harness.tables.copies[e]["lower"] = 1
+        assert harness.choose([0, 1, 2], FALLING) == chosen
+
+
 @every(
     "p, chosen",
     [
