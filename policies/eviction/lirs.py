@@ -28,15 +28,15 @@ from moereplay.policies.contract import Eviction, Memory, Number, slot
 PARAMS = (Number("hir", 0.01, 0, 1),)
 SHARE = slot(PARAMS, "hir")
 LIR, HIR = 1, 2
-STAMP = ROW_COLUMNS  # row column: of the last use
+LAST = ROW_COLUMNS  # row column: logical timestamp of the last use
 RETURNS = ROW_COLUMNS + 1  # row column: 1 if that use found the copy absent, and in the stack
-CLOCK = 2 * REGISTERS_PER_LIST  # register: the newest stamp
+CLOCK = 2 * REGISTERS_PER_LIST  # register: the newest logical timestamp
 
 
 def on_use(now, experts, copies, own, y):
     """Renew the copy's place, and give it the status that its distance from the last use earns."""
     pool, where, recent = copies[y]["pool"], own.rows[y][LIST], in_stack(copies, own, y)
-    stamp(own, pool, y)
+    renew(own, pool, y)
     if where == NOWHERE:
         own.rows[y][RETURNS] = 1 if recent else 0
     elif where == LIR or recent or fits(copies, own, y):
@@ -51,22 +51,22 @@ def on_insert(now, experts, copies, own, y, prefetched):
     pool, row = copies[y]["pool"], own.rows[y]
     is_lir = row[RETURNS] == 1 or (prefetched == 0 and fits(copies, own, y))
     if is_lir or prefetched == 0:
-        stamp(own, pool, y)
+        renew(own, pool, y)
     push(own, pool, LIR if is_lir else HIR, y, copies[y]["bytes"])
     row[RETURNS] = 0
     demote(copies, own, y)
 
 
-def stamp(own, pool, y):
+def renew(own, pool, y):
     """Make y the most recent of its pool."""
     own.regs[pool][CLOCK] += 1
-    own.rows[y][STAMP] = own.regs[pool][CLOCK]
+    own.rows[y][LAST] = own.regs[pool][CLOCK]
 
 
 def in_stack(copies, own, y):
     """Return whether the last use of y is newer than that of the least recent LIR copy."""
     bottom = oldest(own, copies[y]["pool"], LIR)
-    return bottom >= 0 and own.rows[y][STAMP] > own.rows[bottom][STAMP]
+    return bottom >= 0 and own.rows[y][LAST] > own.rows[bottom][LAST]
 
 
 def room(copies, own, y):
@@ -94,7 +94,7 @@ def victim(now, experts, copies, own, pool, y_in):
 
 
 def on_evict(now, experts, copies, own, y):
-    """Unlink the copy; its stamp stays."""
+    """Unlink the copy; the time of its last use stays."""
     unlink(own, copies[y]["pool"], y, copies[y]["bytes"])
 
 
