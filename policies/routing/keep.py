@@ -2,10 +2,10 @@
 
 Each token runs the best of the kept experts of its layer, as many as the router chose; places stay empty where fewer
 were kept. Ranks are the recorded order, then descending choice score, ties by lowest id. `profile=given` keeps what
---profile FILE lists, in the order of any tool; in layers of which it lists none, routing stays as recorded.
-`profile=trace` keeps the experts that the trace to be replayed chose most often, in its first `tokens` tokens (0: all),
-a share `share` of each layer: pruning by frequency, the baseline of that paper. (Under one pool per link an expert's
-place is that among the experts of its own link.)
+--profile FILE lists, in any order; in layers of which it lists none, routing stays as recorded. `profile=trace` keeps
+a share of each layer, `share`, that the trace to be replayed chose most often in its first `tokens` tokens (0: all):
+pruning by frequency, a baseline of that paper. (Under one pool per link an expert's place is that among the experts of
+its own link.)
 
 Weights are those of the model's own scores. A router that does not renormalise them would give the kept experts more.
 """
@@ -56,7 +56,7 @@ def needs_logits(params):
 POLICY = Routing(
     name="keep",
     summary="choose only among the experts that a pruned model keeps",
-    source="REAP, arXiv 2510.13999 (masked top-k; its baseline: frequency)",
+    source="REAP, arXiv 2510.13999 (and its baseline, frequency)",
     params=PARAMS,
     memory=Memory(rows=1, reals=1),
     needs=needs_logits,
