@@ -18,7 +18,19 @@ if __name__ != "moereplay.policies":
 
 #: Every policy by kind, in the order in which tables and legends show them.
 NAMES: dict[str, tuple[str, ...]] = {
-    "routing": ("standard", "cache_prior", "max_rank", "cumulative", "reuse_distance", "prune", "prune_rank", "swap"),
+    "routing": (
+        "standard",
+        "cache_prior",
+        "max_rank",
+        "cumulative",
+        "reuse_distance",
+        "bounded",
+        "piggyback",
+        "keep",
+        "prune",
+        "prune_rank",
+        "swap",
+    ),
     "prefetch": (
         "none",
         "top_k",
@@ -52,8 +64,11 @@ NAMES: dict[str, tuple[str, ...]] = {
         "s3fifo",
         "arc",
         "slru",
+        "lirs",
+        "tinylfu",
         "lru_k",
         "lfu_decay",
+        "payback",
         "lfru",
         "class_lru",
         "static",

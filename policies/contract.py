@@ -92,7 +92,8 @@ COPY_COLUMNS = {
     "pool": (np.int32, "number of its pool"),
     "state": (np.int8, "ABSENT, QUEUED, IN_FLIGHT or RESIDENT"),
     "protected": (np.int8, "1 while it may not be a victim"),
-    "prefetched": (np.int16, "1 if its last arrival was a prefetch not yet used"),
+    "prefetched": (np.int8, "1 if its last arrival was a prefetch not yet used"),
+    "lower": (np.int8, "1 while it is complete in the highest of the platform's lower tiers"),
 }
 COPY = np.dtype([(name, kind) for name, (kind, _) in COPY_COLUMNS.items()], align=True)
 
@@ -299,6 +300,9 @@ class Policy(EventHooks):
     needs: Callable[[Params], frozenset[str]] = IDS_ALONE
     #: which of OPTIONAL the hooks read; no other one is kept current, or can be read. None: all are, at some cost
     reads: frozenset[str] | None = None
+    #: (params, Costs) -> params: fills in the parameters that depend on the platform, before a run; no hook sees times
+    priced: Callable[[Params, Costs], Params] = lambda params, costs: params
+    profile: Callable[[Params], int] = lambda params: NO_PROFILE  #: what fills `experts[x]["profile"]`
     version: str = ""  #: of a user's own file: the first digits of its sha256, set by `policies/files.py`
     kind: str = field(init=False, default="")
 
@@ -374,8 +378,6 @@ class Miss(MissHooks, Policy):
     changes_output: bool = False
     uses_cpu: Callable[[Params], bool] = lambda params: False  #: refused on a platform without one
     never_fetches: Callable[[Params], bool] = lambda params: False  #: no verdict fetches, so that no room is needed
-    #: (params, Costs) -> params: fills in the parameters that depend on the platform, before a run; no hook sees times
-    priced: Callable[[Params, Costs], Params] = lambda params, costs: params
     kind: str = field(init=False, default="miss")
 
     def decides(self, params: Params) -> bool:
@@ -403,7 +405,6 @@ class Eviction(EvictionHooks, Policy):
     #: whether `admit` ever rejects under these parameters; if not, engines may skip it, so that it must not write
     declines: Callable[[Params], bool] = lambda params: True
     decides_once: bool = False  #: `admit` is called with the first victim alone, and its answer holds for the others
-    profile: Callable[[Params], int] = lambda params: NO_PROFILE  #: what fills `experts[x]["profile"]`
     kind: str = field(init=False, default="eviction")
 
     def scope(self, params: Params) -> str:

@@ -58,10 +58,10 @@ def check(policy: object) -> Policy:
 def check_under(policy: Policy, params: Params) -> None:
     """Raises ValueError if engines cannot honour the declarations under these parameters."""
     _check_needs(policy, params)
+    _check_count("profile", policy.profile(params), "the tokens that it is fitted to", NO_PROFILE, MOST_TOKENS)
     if isinstance(policy, Eviction):
         _check_choice("key_scope", policy.scope(params), KEY_SCOPES)
         _check_choice("queue", policy.queue(params), QUEUES)
-        _check_count("profile", policy.profile(params), "the tokens that it is fitted to", NO_PROFILE, MOST_TOKENS)
     elif isinstance(policy, Prefetch):
         _check_count("depth", policy.depth(params), "how many layers ahead it reads", most=MOST_LAYERS)
         _check_count(

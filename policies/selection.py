@@ -102,6 +102,27 @@ def next_best(scores, first, experts):
     return best
 
 
+def fill_places(scores, ids, allowed, keep, wanted, row):
+    """Write a token's row behind its `keep` best: recorded experts that are allowed (1), then others by score."""
+    place, left = keep, [-float("inf")] * len(allowed)
+    for e in range(len(allowed)):
+        if allowed[e] == 1:
+            left[e] = scores[e]
+    for e in ids:
+        if e >= 0:
+            left[e] = -float("inf")
+    for e in ids[keep:wanted]:
+        if allowed[e] == 1:
+            row[place] = e
+            place += 1
+    while place < wanted:
+        e = next_best(left, ids, len(left))
+        row[place] = e
+        if e >= 0:
+            left[e] = -float("inf")
+        place += 1
+
+
 def suggest_best(now, step, d, t, wanted, out, count):
     """Append one token's `wanted` best of layer + 1 + d. Returns the new count; nothing beyond the last layer."""
     target = now["layer"] + 1 + d

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from moereplay.policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
+from moereplay.policies.contract import NO_PROFILE, Eviction, Miss, PolicyError, Prefetch, Routing
 from moereplay.policies.grammar import Chosen, at_most, parse
 from moereplay.results.settings import KINDS, older
 from moereplay.simulator.arrivals import ALL, check_together, parse_arrivals
@@ -26,6 +26,7 @@ from moereplay.traces.summary import experts_per_token, synthetic
 from moereplay.traces.texts import whole
 
 RESETS = "expected never, request or a number of tokens"
+NEXT = frozenset({"next_use", "next_pass"})  #: columns that routing makes untrue
 FUTURE = "future"  #: the capability of demand that is known in advance
 
 
@@ -200,8 +201,8 @@ class PolicySet:
 
     def priced(self, times: Times) -> PolicySet:
         """Fill in the parameters that policies leave to the platform."""
-        policy, params = self.miss.policy, self.miss.params
-        return replace(self, miss=Chosen(policy, dict(policy.priced(params, times.costs))))
+        chosen: list[Chosen] = [getattr(self, kind) for kind in KINDS]
+        return PolicySet(*(Chosen(one.policy, dict(one.policy.priced(one.params, times.costs))) for one in chosen))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -230,8 +231,25 @@ class PolicySet:
         """True if the demand may differ from the recorded one."""
         return self.routing.policy.choose is not None
 
+    @property
+    def profile(self) -> int:
+        """Which profile the policies are fitted to, as in the contract."""
+        return max((of.policy.profile(of.params) for of in self._fitted), default=NO_PROFILE)
+
+    @property
+    def fitted(self) -> str:
+        """Name the policies that are fitted to a profile."""
+        return " and ".join(f"{of.policy.kind} {of.text()}" for of in self._fitted)
+
+    @property
+    def _fitted(self) -> list[Chosen]:
+        chosen: list[Chosen] = [getattr(self, kind) for kind in KINDS]
+        return [of for of in chosen if of.policy.profile(of.params) != NO_PROFILE]
+
     def check(self, capabilities: frozenset[str], lookahead_depth: int) -> None:
         """Raises PolicyError naming the policy and the capability that the trace or live model lacks."""
+        if len({of.policy.profile(of.params) for of in self._fitted}) > 1:
+            raise PolicyError(f"{self.fitted} are fitted to different profiles; choose the same for both")
         for kind in KINDS:
             chosen: Chosen = getattr(self, kind)
             for need in sorted(chosen.needs - capabilities):
@@ -242,7 +260,9 @@ class PolicySet:
                 f"{self.prefetch.text()} looks {depth} layers ahead; the trace recorded {lookahead_depth}"
             )
         for reader in (getattr(self, kind) for kind in KINDS):
-            if self.changes_routing and FUTURE in reader.needs:
+            # a profile of the recorded choice is known whatever routing makes of it
+            is_profile = reader is self.routing and reader in self._fitted and not reader.policy.may_read & NEXT
+            if self.changes_routing and FUTURE in reader.needs and not is_profile:
                 raise PolicyError(
                     f"{reader.policy.name} reads the future, which routing {self.routing.policy.name} changes; "
                     "replay it with --routing standard"

@@ -267,7 +267,7 @@ def oracle_of_trace(
     trace: Trace, source: Callable[[], Gates], config: ReplayConfig, eviction: Chosen[Eviction]
 ) -> Oracle:
     """Return the oracle information of a trace, computed from `source` once per process."""
-    how, fitted = (config.schedule, config.arrive), eviction.policy.profile(eviction.params)
+    how, fitted = (config.schedule, config.arrive), _wanted(config, eviction)
     uses = shared(trace, ("first uses", *how), lambda: _first_uses(source()))
     if fitted == GIVEN_PROFILE:  # sooner made than looked up
         return Oracle(*uses, ranking(source(), config, eviction))
@@ -292,7 +292,7 @@ def ranking(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> 
 
     A profile of demand ranks the most often chosen first, ties by lowest id, without experts that were never chosen.
     """
-    wanted = eviction.policy.profile(eviction.params)
+    wanted = _wanted(config, eviction)
     if wanted == NO_PROFILE:
         return []
     if wanted == GIVEN_PROFILE:
@@ -301,8 +301,12 @@ def ranking(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> 
     return sorted((x for x, count in enumerate(counts) if count > 0), key=lambda x: (-counts[x], x))
 
 
+def _wanted(config: ReplayConfig, eviction: Chosen[Eviction]) -> int:
+    return replace(config.policy_set(), eviction=eviction).profile
+
+
 def check_profile_is_read(configs: Sequence[ReplayConfig]) -> None:
     """Raises ConfigError if a profile is given that no policy of these configurations reads."""
-    evictions = [config.policy_set().eviction for config in configs if config.profile]
-    if evictions and not any(each.policy.profile(each.params) == GIVEN_PROFILE for each in evictions):
+    given = [config.policy_set().profile for config in configs if config.profile]
+    if given and GIVEN_PROFILE not in given:
         raise ConfigError("--profile requires a policy that reads it, such as --eviction static:profile=given")

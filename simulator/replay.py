@@ -201,8 +201,8 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     homes = _homes_of_pools(config, machine, origin.geometry)
     sizes = tiers, reserved, origin.per_token, homes
     capacity = parse_capacity(config.capacity, origin.geometry, config.scope, *sizes)
-    if chosen.eviction.policy.profile(chosen.eviction.params) == GIVEN_PROFILE and not config.profile:
-        raise PolicyError(f"missing profile: eviction {chosen.eviction.text()} requires --profile FILE")
+    if chosen.profile == GIVEN_PROFILE and not config.profile:
+        raise PolicyError(f"missing profile: {chosen.fitted} requires --profile FILE")
     check_experts("profile", config.profile, origin.geometry)
     check_experts("warm", config.warm, origin.geometry)
     lower = _lower_tiers(machine, origin.geometry, tiers, chosen)

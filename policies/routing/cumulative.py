@@ -6,7 +6,7 @@ family's scores; where a bias makes them negative they count as none.
 """
 
 from moereplay.policies.contract import Number, Routing, always, slot
-from moereplay.policies.routing.max_rank import cached_first, ranked
+from moereplay.policies.routing.max_rank import cached_first, level_of, ranked
 from moereplay.policies.selection import protected, routed
 
 PARAMS = (Number("p", 0.9, 0, 1), Number("top_j", -1, -1, 64, integer=True))
@@ -19,7 +19,8 @@ def choose(now, step, experts, copies, own, out):
         wanted = routed(step.ids[t])
         order = ranked(step.choice[t], step.ids[t], now["experts"])
         window = max(wanted, shortest(own.par[P], order, step.gate[t]))
-        cached_first(now, copies, order[:window], protected(now, own.par[TOP_J]), wanted, out[t])
+        level = [level_of(now, copies, e, 1) for e in order[:window]]
+        cached_first(order[:window], level, protected(now, own.par[TOP_J]), wanted, out[t])
 
 
 def shortest(share, order, scores):

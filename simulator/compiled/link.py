@@ -50,6 +50,14 @@ def cell(s, tier, y):
     return tier * s["n_copies"] + y
 
 
+@fast
+def show(s, tier, y, here):
+    """Set whether a tier has a complete copy; policies see what the highest has."""
+    s.is_there[cell(s, tier, y)] = here
+    if tier == 0:
+        s.copies[y]["lower"] = here
+
+
 @called
 def highest(s, first, y):
     """Return the highest tier from `first` on that holds a copy, or that it is on its way into."""
@@ -100,7 +108,7 @@ def claim_lower(s, tier, y, onward):
         following = s.newer[cell(s, tier, victim)]
         if s.held[cell(s, tier, victim)] == 0:
             take_out(s, tier, victim)
-            s.is_there[cell(s, tier, victim)] = 0
+            show(s, tier, victim, 0)
             mine["used"] -= s.copies[victim]["bytes"]
             mine["complete"] -= s.copies[victim]["bytes"]
         victim = following
@@ -112,7 +120,7 @@ def claim_lower(s, tier, y, onward):
 @called
 def fill(s, tier, y):
     """Complete a transfer into the tier; return what goes on from there."""
-    s.is_there[cell(s, tier, y)] = 1
+    show(s, tier, y, 1)
     s["lower"][tier]["complete"] += s.copies[y]["bytes"]
     put_last(s, tier, y)
     onward = s.coming[cell(s, tier, y)]
@@ -123,7 +131,7 @@ def fill(s, tier, y):
 @called
 def warm_lower(s, tier, y):
     """Make copy y resident in a tier before the start."""
-    s.is_there[cell(s, tier, y)] = 1
+    show(s, tier, y, 1)
     s["lower"][tier]["used"] += s.copies[y]["bytes"]
     s["lower"][tier]["complete"] += s.copies[y]["bytes"]
     put_last(s, tier, y)
@@ -222,7 +230,8 @@ def clear_lower(s):
         mine["used"], mine["complete"], mine["held_bytes"] = 0, 0, 0
         mine["oldest"], mine["newest"] = NONE, NONE
         for y in range(s["n_copies"]):
-            s.is_there[cell(s, tier, y)], s.held[cell(s, tier, y)] = 0, 0
+            show(s, tier, y, 0)
+            s.held[cell(s, tier, y)] = 0
             s.coming[cell(s, tier, y)] = NOT_COMING
     for y in range(s["n_copies"]):
         s.owned[y]["for_cpu"] = NO_CPU_WAITS

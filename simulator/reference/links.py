@@ -47,7 +47,9 @@ class Links:
         self._announced = 0  # demands that compute has yet to hand over
         self._cpu_tier, self._here_for_cpu = times.cpu_tier, here_for_cpu
         self._for_cpu: dict[int, Transfer] = {}  # copy -> what brings it to the tier that the CPU reads
-        self._lower = [LowerTier(cache.tables, *each) for each in zip(lower, times.fifo, strict=True)]
+        self._lower = [
+            LowerTier(cache.tables, n == 0, *each) for n, each in enumerate(zip(lower, times.fifo, strict=True))
+        ]
         below = [*self._lower, SlowTier()]
         first = len(channels) - len(lower)
         shared = cache, counters, log

@@ -61,7 +61,7 @@ class Tables:
             row.update(last_use=0, last_pass=-1, prediction_pass=-1, last_prediction=0, uses_ever=0, uses_here=0)
             row.update(mass_ever=0, needed=0)
         for row in self.copies:
-            row.update(state=ABSENT, protected=0, entered=0, prefetched=0)
+            row.update(state=ABSENT, protected=0, entered=0, prefetched=0, lower=0)
 
 
 # transfers
@@ -200,9 +200,9 @@ class SlowTier:
 class LowerTier:
     """A cache between the fast and the slow tier: LRU over reads and arrivals, or first in, first out."""
 
-    def __init__(self, tables: Tables, capacity: int, fifo: bool) -> None:
-        """`capacity` in bytes."""
-        self._tables, self._capacity, self._fifo = tables, capacity, fifo
+    def __init__(self, tables: Tables, highest: bool, capacity: int, fifo: bool) -> None:
+        """`capacity` in bytes; policies see what the `highest` has."""
+        self._tables, self._highest, self._capacity, self._fifo = tables, highest, capacity, fifo
         self.clear()
 
     def clear(self) -> None:
@@ -238,6 +238,7 @@ class LowerTier:
             return Claim.REFUSED
         for y in victims:
             del self._order[y]
+            self._show(y, False)
             self._used -= self._bytes(y)
         self._used += size
         self.coming[transfer.y] = transfer
@@ -263,11 +264,17 @@ class LowerTier:
     def land(self, transfer: Transfer) -> None:
         """Make a landed copy resident."""
         self._order[transfer.y] = None
+        self._show(transfer.y, True)
 
     def warm(self, y: int) -> None:
         """Make a copy resident before the start."""
         self._order[y] = None
+        self._show(y, True)
         self._used += self._bytes(y)
+
+    def _show(self, y: int, here: bool) -> None:
+        if self._highest:
+            self._tables.copies[y]["lower"] = int(here)
 
     def _bytes(self, y: int) -> int:
         return self._tables.copies[y]["bytes"]

@@ -335,3 +335,136 @@ class S3Fifo(Pool):
             self.m.remove(x)
         while self.bytes_of(self.g) > self.ghost_room:
             self.g.pop(0)
+
+
+class Lirs(Pool):
+    """Section 3 of Jiang & Zhang, SIGMETRICS 2002: stack S and queue Q as lists, bottom and front first."""
+
+    def __init__(self, *setting, hir=0.01) -> None:
+        super().__init__(*setting)
+        self.s, self.q, self.lir = list[int](), list[int](), set[int]()
+        self.share, self.returning = hir, set[int]()
+
+    def room(self, x: int) -> int:
+        return self.capacity - max(int(self.capacity * self.share), self.size[x])
+
+    def held(self) -> int:
+        return sum(self.size[y] for y in self.lir)
+
+    def used(self, x: int, hit: bool) -> None:
+        in_s = x in self.s
+        self._to_top(x)
+        if x not in self.residents:
+            self.returning.discard(x)
+            self.returning |= {x} if in_s else set()
+        elif x in self.lir or in_s or self.held() + self.size[x] <= self.room(x):
+            self._to_lir(x)
+        else:
+            self._to_q(x)
+        self._prune()
+
+    def arrived(self, x: int, prefetched: bool) -> None:
+        if x in self.returning or (not prefetched and self.held() + self.size[x] <= self.room(x)):
+            self._to_top(x)
+            self._to_lir(x)
+        else:
+            if not prefetched:
+                self._to_top(x)
+            self._to_q(x)
+        self.returning.discard(x)
+        self._shrink(x)
+        self._prune()
+
+    def victim(self, candidates: list[int], x: int) -> int:
+        by_recency = [*(y for y in self.q if y in candidates), *(y for y in self.s if y in candidates)]
+        return by_recency[0]
+
+    def left(self, x: int) -> None:
+        """It stays in S, as a non-resident HIR, unless it was the LIR at the bottom."""
+        self.lir.discard(x)
+        if x in self.q:
+            self.q.remove(x)
+        self._prune()
+
+    def _to_top(self, x: int) -> None:
+        self.s = [*(y for y in self.s if y != x), x]
+
+    def _to_q(self, x: int) -> None:
+        self.q = [*(y for y in self.q if y != x), x]
+
+    def _to_lir(self, x: int) -> None:
+        self.q = [y for y in self.q if y != x]
+        self.lir.add(x)
+        self._shrink(x)
+
+    def _shrink(self, x: int) -> None:
+        while self.held() > self.room(x):
+            bottom = next(y for y in self.s if y in self.lir)
+            self.lir.remove(bottom)
+            self._to_q(bottom)
+            self._prune()
+
+    def _prune(self) -> None:
+        """The bottom of S is a LIR; what was below it has left S."""
+        while self.s and self.s[0] not in self.lir:
+            self.s.pop(0)
+
+
+class TinyLfu(Pool):
+    """Einziger et al.: a window, a main part in two segments, and counts of up to 15; lists oldest first."""
+
+    decides_once = True
+
+    def __init__(self, *setting, window=0.01, protected=0.8, sample=10) -> None:
+        super().__init__(*setting)
+        self.share, self.protected_share, self.sample = window, protected, sample
+        self.may_decline = window == 0
+        self.window, self.probation, self.protected = list[int](), list[int](), list[int]()
+        self.counts, self.counted = dict[int, int](), 0
+
+    def room(self, x: int) -> int:
+        return max(int(self.capacity * self.share), self.size[x]) if self.share else 0
+
+    def bytes_of(self, *parts: list[int]) -> int:
+        return sum(self.size[x] for part in parts for x in part)
+
+    def used(self, x: int, hit: bool) -> None:
+        self.counts[x] = min(15, self.counts.get(x, 0) + 1)
+        self.counted += 1
+        if self.counted >= self.sample * max(1, self.capacity // self.size[x]):
+            self.counts, self.counted = {y: n // 2 for y, n in self.counts.items()}, self.counted // 2
+        if hit and x in self.probation:
+            self.probation.remove(x)
+            self.protected.append(x)
+            while self.bytes_of(self.protected) > int((self.capacity - self.room(x)) * self.protected_share):
+                self.probation.append(self.protected.pop(0))
+        else:
+            for part in (self.window, self.probation, self.protected):
+                if x in part:
+                    part.remove(x)
+                    part.append(x)
+
+    def arrived(self, x: int, prefetched: bool) -> None:
+        (self.window if self.share else self.probation).append(x)
+
+    def victim(self, candidates: list[int], x: int) -> int:
+        main_room = self.capacity - self.room(x)
+        while self.window and self.bytes_of(self.window, [x]) > self.room(x):
+            if self.bytes_of(self.probation, self.protected, self.window[:1]) > main_room:
+                break
+            self.probation.append(self.window.pop(0))
+        leaving = [y for y in (*self.probation, *self.protected) if y in candidates]
+        challengers = [y for y in self.window if y in candidates]
+        if not leaving or not challengers or self.bytes_of(self.window, [x]) <= self.room(x):
+            return (leaving or challengers)[0]
+        if not self.lets_in(challengers[0], leaving[0]):
+            return challengers[0]
+        self.window.remove(challengers[0])
+        self.probation.append(challengers[0])
+        return leaving[0]
+
+    def lets_in(self, x: int, leaving: int) -> bool:
+        return self.counts.get(x, 0) > self.counts.get(leaving, 0)
+
+    def left(self, x: int) -> None:
+        next(part for part in (self.window, self.probation, self.protected) if x in part).remove(x)

@@ -6,9 +6,14 @@ empty slot; `used` is called afterwards with what the step ran.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from fractions import Fraction
+from itertools import product
 from typing import NamedTuple
+
+from moereplay.traces.schema import Trace
+from tests.kit.policy_models import UNIT
 
 
 class Gate(NamedTuple):
@@ -40,8 +45,11 @@ class RoutingModel:
         """The token's row."""
         raise NotImplementedError
 
-    def begin(self, gate: Gate) -> None:
-        """A gate opens."""
+    def knows(self, trace: Trace) -> None:
+        """What will be replayed."""
+
+    def begin(self, gate: Gate, tokens: Sequence[Token]) -> None:
+        """A gate opens for the tokens of a pass."""
 
     def used(self, gate: Gate, experts: Collection[int]) -> None:
         """The layer's experts that the step ran."""
@@ -113,7 +121,7 @@ class ReuseDistance(RoutingModel):
         self.predict, self.keep, self.phase = predict, keep, phase
         self.gates, self.last, self.uses = dict[int, int](), dict[tuple, int](), dict[tuple, int]()
 
-    def begin(self, gate: Gate) -> None:
+    def begin(self, gate: Gate, tokens: Sequence[Token]) -> None:
         self.gates[gate.layer] = self.gates.get(gate.layer, 0) + 1
 
     def used(self, gate: Gate, experts: Collection[int]) -> None:
@@ -139,6 +147,63 @@ class ReuseDistance(RoutingModel):
         best = sorted(recorded, key=lambda e: -lifted[e])[: len(token.ids)]
         kept = [e for place, e in enumerate(best) if place < self.keep or e in resident]
         return [e for e in by_rank(token) if e in kept] + [-1] * (len(best) - len(kept))
+
+
+class Bounded(RoutingModel):
+    """Swaps in the order of regret, then of both ranks; each expert is in one of them."""
+
+    def __init__(self, regret: float, swaps: int, m: int, of: str) -> None:
+        self.regret, self.swaps, self.m, self.of = regret, swaps, m, of
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        ranks, k = by_rank(token), len(token.ids)
+        worth = [p / UNIT for p in token.probabilities] if self.of == "mass" else token.scores
+        pairs = product(ranks[:k], ranks[k : self.m or 2 * k])
+        cost = {(old, new): max(0, worth[old] - worth[new]) for old, new in pairs if new in resident}
+        chosen = list(token.ids)
+        for old, new in sorted(cost, key=lambda pair: (cost[pair], ranks.index(pair[1]), ranks.index(pair[0]))):
+            legal = old not in resident and old in chosen and new not in chosen and cost[old, new] <= self.regret
+            if legal and len(set(chosen) - set(token.ids)) < self.swaps:
+                chosen[chosen.index(old)] = new
+        return sorted(chosen, key=ranks.index)
+
+
+class Piggyback(RoutingModel):
+    """The best `keep`, and of what any token keeps the best others."""
+
+    def __init__(self, keep: int, also: str, phase: str) -> None:
+        self.keep, self.also, self.phase, self.tokens = keep, also, phase, list[Token]()
+
+    def begin(self, gate: Gate, tokens: Sequence[Token]) -> None:
+        self.tokens = list(tokens)
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        if self.phase == "decode" and not gate.decode:
+            return list(token.ids)
+        needed = {e for other in self.tokens for e in other.ids[: self.keep]}
+        needed |= set(resident) if self.also == "resident" else set()
+        others = [e for e in by_rank(token)[self.keep :] if e in needed]
+        row = [*token.ids[: self.keep], *others][: len(token.ids)]
+        return row + [-1] * (len(token.ids) - len(row))
+
+
+class Keep(RoutingModel):
+    """The best of what is listed, or of what the trace chose most often."""
+
+    def __init__(self, listed: Sequence[tuple[int, int]] = (), share: float = 1, tokens: int = 0) -> None:
+        self.share, self.tokens, self.kept = share, tokens, [{e for at, e in listed if at == n} for n in range(2)]
+
+    def knows(self, trace: Trace) -> None:
+        chosen = trace.read("chosen")[: self.tokens or None]
+        for layer, kept in enumerate(self.kept):
+            counts = Counter(chosen[:, layer].ravel().tolist())
+            most = max(1, int(self.share * trace.geometry.experts))
+            if self.share < 1:
+                kept |= set(sorted(counts, key=lambda e, counts=counts: (-counts[e], e))[:most])
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        row = [e for e in by_rank(token) if e in self.kept[gate.layer]][: len(token.ids)]
+        return row + [-1] * (len(token.ids) - len(row))
 
 
 class Prune(RoutingModel):

@@ -228,4 +228,4 @@ NOW_WHOLES |= {"seed": WIDEST}
 EXPERT_WHOLES = dict.fromkeys(("layer", "last_use", "last_pass", "uses_ever", "uses_here", "needed"), LOCAL)
 EXPERT_WHOLES |= dict.fromkeys(("prediction_pass", "last_prediction"), LOCAL)
 EXPERT_WHOLES |= {"mass_ever": 1 << 45, "next_use": NEVER + 1, "next_pass": NEVER + 1, "profile": NEVER + 1}
-COPY_WHOLES = dict.fromkeys(("state", "protected", "pool", "entered", "prefetched", "bytes"), LOCAL)
+COPY_WHOLES = dict.fromkeys(("state", "protected", "pool", "entered", "prefetched", "lower", "bytes"), LOCAL)

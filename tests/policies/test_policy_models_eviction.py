@@ -24,10 +24,12 @@ from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models import Arc, DemandStep, best, one_token_steps, play
 from tests.kit.policy_models_eviction import (
     Clock,
+    Lirs,
     Pool,
     S3Fifo,
     Sieve,
     Slru,
+    TinyLfu,
     facts_of,
     play_ahead,
 )
@@ -85,6 +87,11 @@ def uses_in_residence(m: Ranked, x: int) -> int:
     return max(1, len(m.uses_here(x)))
 
 
+def pays(half_life: int, margin: float, price: float) -> LetsIn:
+    """What a payback lets in."""
+    return lambda m, x, leaving: decayed(m, x, half_life) >= margin * (decayed(m, leaving, half_life) + price)
+
+
 def guards_current(m: Ranked, x: int, leaving: int) -> bool:
     """A copy that arrives for another layer than the current one was prefetched."""
     return m.layer(x) == m.now.layer or not is_current(m, leaving)
@@ -117,12 +124,21 @@ MODELS: dict[str, Maker] = {
     "s3fifo": S3Fifo,
     "s3fifo:small=.4:ghost=.5:threshold=1": partial(S3Fifo, small=0.4, ghost=0.5, threshold=1),
     "s3fifo:small=.3:fill=main": partial(S3Fifo, small=0.3, fill_main=True),
+    "lirs": Lirs,
+    "lirs:hir=.4": partial(Lirs, hir=0.4),
+    "lirs:hir=1": partial(Lirs, hir=1),
+    "tinylfu": TinyLfu,
+    "tinylfu:window=.4:protected=.5:sample=2": partial(TinyLfu, window=0.4, protected=0.5, sample=2),
+    "tinylfu:window=0:sample=3": partial(TinyLfu, window=0, sample=3),
     "lru_k": ranked(kth_use, 2),
     "lru_k:k=1:history=resident": ranked(kth_use, 1, "resident"),
     "lru_k:k=3:among=fifo": ranked(kth_use, 3, "kept", "fifo"),
     "lru_k:k=2:history=resident:among=fifo": ranked(kth_use, 2, "resident", "fifo"),
     "lfu_decay:half_life=1": ranked(decayed, 1),
     "lfu_decay:half_life=5": ranked(decayed, 5),
+    "payback:half_life=5:margin=0": ranked(decayed, 5),
+    "payback:half_life=5:price=0.3": ranked(decayed, 5, lets_in=pays(5, 1, 0.3)),
+    "payback:half_life=2:margin=1.4:price=0": ranked(decayed, 2, lets_in=pays(2, 1.4, 0)),
     "lfru": ranked(frequency_per_age),
     "class_lru:half_life=3": ranked(aged, 3),
     "class_lru:touch_on_predict=true": ranked(aged, 128, touch=True),

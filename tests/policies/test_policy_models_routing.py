@@ -17,10 +17,13 @@ from moereplay.traces.schema import Trace
 from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models import DemandStep, Lru, play
 from tests.kit.policy_models_routing import (
+    Bounded,
     CachePrior,
     Cumulative,
     Gate,
+    Keep,
     MaxRank,
+    Piggyback,
     Prune,
     PruneRank,
     ReuseDistance,
@@ -34,6 +37,8 @@ from tests.kit.search import searched
 #: A prompt of two tokens demands up to six experts of nine; six slots per layer hold any step, and evict.
 SIZES = Sizes(layers=2, experts=9, k=3, tokens=14, prompt=2)
 SLOTS = 6
+#: What `keep:profile=given` keeps: less than k of the second layer, in no order.
+LISTED = ((0, 7), (1, 4), (0, 0), (0, 3), (1, 8), (0, 5))
 seeds = st.integers(0, 2**32)
 
 
@@ -42,6 +47,7 @@ class RoutedByModel:
 
     def __init__(self, trace: Trace, model: RoutingModel) -> None:
         self.ran, self.hits, self._trace, self._model = [], [], trace, model
+        model.knows(trace)
         caches = [Lru(SLOTS) for _ in range(trace.geometry.layers)]
         prompt = [range(SIZES.prompt)] if SIZES.prompt else []
         for number, rows in enumerate([*prompt, *(range(t, t + 1) for t in range(SIZES.prompt, trace.tokens))]):
@@ -51,9 +57,10 @@ class RoutedByModel:
     def _step(self, gate: Gate, rows: range, cache: Lru) -> None:
         router, (logits, chosen) = self._trace.geometry.router, self._read(gate.layer, rows)
         snapshot = set(cache.residents)
-        self._model.begin(gate)
         rows_read = zip(logits.tolist(), to_units(scores(router, logits)).tolist(), chosen.tolist(), strict=True)
-        ids = [self._model.choose(gate, Token(*said), snapshot) for said in rows_read]
+        tokens = [Token(*said) for said in rows_read]
+        self._model.begin(gate, tokens)
+        ids = [self._model.choose(gate, token, snapshot) for token in tokens]
         demand = union_of(ids, to_units(weigh(router, logits, np.array(ids))).tolist()).expert
         self.ran.append(ids)
         self.hits += play([DemandStep(0, 0, 1, SIZES.experts, list(demand), {})], [cache], "atomic")
@@ -74,6 +81,14 @@ for predict, keep, phase in product(("recency", "interval"), (1, 2, 4), ("decode
 READINGS = ("running_range", "token_range", "ema_range", "running_mean")
 for delta, (lam, top_j) in product(READINGS, ((0.125, 3), (0.2, 1), (0.5, 0), (2.0, 2))):
     MODELS[f"cache_prior:lam={lam}:top_j={top_j}:delta={delta}"] = partial(CachePrior, lam, top_j, delta)
+for regret, swaps, m, of in product(("0.03125", "0.25"), (1, 2, 3), (0, 4, 9), ("mass", "score")):
+    MODELS[f"bounded:regret={regret}:swaps={swaps}:m={m}:of={of}"] = partial(Bounded, float(regret), swaps, m, of)
+for keep, also, phase in product((1, 2, 3), ("none", "resident"), ("decode", "any")):
+    MODELS[f"piggyback:keep={keep}:also={also}:phase={phase}"] = partial(Piggyback, keep, also, phase)
+MODELS["keep:profile=given"] = partial(Keep, listed=LISTED)
+MODELS |= {
+    f"keep:share={share}:tokens={n}": partial(Keep, share=share, tokens=n) for share in (0.2, 0.7) for n in (0, 5)
+}
 MODELS |= {f"prune:keep={keep}": partial(Prune, keep) for keep in (1, 2, 3)}
 MODELS |= {f"prune_rank:rank={rank}": partial(PruneRank, rank) for rank in (1, 3, 4)}
 MODELS |= {f"swap:rank={rank}:by=next": partial(SwapNext, rank) for rank in (1, 3, 4)}
@@ -89,7 +104,8 @@ def test_routing_runs_as_its_model(texts: tuple[str, ...], seed: int):
     """
     trace = random_trace(seed, SIZES)
     for text in texts:
-        outcome, model = replayed(trace, SLOTS, routing=text, scope="per_layer"), RoutedByModel(trace, MODELS[text]())
+        given = {"routing": text, "scope": "per_layer", "profile": LISTED}
+        outcome, model = replayed(trace, SLOTS, **given), RoutedByModel(trace, MODELS[text]())
         assert outcome.ran == model.ran, text
         assert [access.hit for access in outcome.accesses] == model.hits, text
 
@@ -99,8 +115,9 @@ def test_routing_runs_as_its_model(texts: tuple[str, ...], seed: int):
 def test_a_window_of_k_is_standard_to_the_last_event(seed: int):
     trace = random_trace(seed, SIZES)
     standard = replayed(trace, 4, routing="standard")
-    unchanging = (f"cache_prior:lam=0:delta={delta}" for delta in READINGS)
-    for routing in ("max_rank:m=3", "max_rank:m=1:top_j=0", "cumulative:p=0", "prune:keep=3", *unchanging):
+    unchanging = ["max_rank:m=3", "max_rank:m=1:top_j=0", "cumulative:p=0", "prune:keep=3", "piggyback:keep=3"]
+    unchanging += ["bounded:swaps=0", "bounded:regret=0", "bounded:m=3"]
+    for routing in (*unchanging, *(f"cache_prior:lam=0:delta={delta}" for delta in READINGS)):
         assert replayed(trace, 4, routing=routing) == standard, routing
 
 

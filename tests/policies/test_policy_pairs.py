@@ -28,6 +28,8 @@ SPELLED = {
     ("routing", "cumulative"): "cumulative:top_j=0",
     ("routing", "cache_prior"): "cache_prior:lam=.5:top_j=1",
     ("routing", "reuse_distance"): "reuse_distance:keep=1:phase=any",
+    ("routing", "bounded"): "bounded:regret=1",
+    ("routing", "piggyback"): "piggyback:keep=1:phase=any",
     ("routing", "prune"): "prune:keep=1",
     ("prefetch", "adaptive_depth"): "adaptive_depth:p=2",
     ("prefetch", "confident"): "confident:alpha=.1",

@@ -89,6 +89,11 @@ def test_static_placement_never_loses_what_it_was_warmed_with():
     "settings, said",
     [
         ({"eviction": "static:profile=given"}, "static:profile=given requires --profile"),
+        ({"routing": "keep:profile=given"}, "routing keep:profile=given requires --profile"),
+        (
+            {"eviction": "pinned:profile=given", "routing": "keep", "profile": ((0, 1),)},
+            "routing keep and eviction pinned:profile=given are fitted to different profiles",
+        ),
         ({"profile": ((0, 8),)}, "profile lists expert 8 of layer 0; the model has 4 layers of 8"),
         ({"profile": ((0, 1), (0, 1))}, "profile lists expert 1 of layer 0 2 times"),
         (

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from moereplay.policies.contract import RESIDENT, UNIT
-from moereplay.policies.eviction import mrs, shielded_score
+from moereplay.policies.contract import RESIDENT, UNIT, Costs
+from moereplay.policies.eviction import mrs, payback, shielded_score
+from moereplay.policies.grammar import parse
 from moereplay.traces.schema import MOST_BIAS
 from tests.kit.bound_policies import BARE, PolicyHarness
 from tests.kit.every import every
-from tests.kit.policy_runs import Sizes, replayed, trace_of
+from tests.kit.policy_runs import Sizes, random_trace, replayed, trace_of
+from tests.kit.scenarios import CONTRACTS
 from tests.policies.test_textbook import evicted, misses_of, paged
 
 MODEL = Sizes(layers=4, experts=7, k=2)
@@ -71,6 +74,64 @@ def test_s4lru_raises_step_by_step():
     assert victims((0, 1, 2, 3, 3, 3, 2, 4, 5, 6), 4, "slru:segments=4:protected=.75") == [0, 1, 4]
 
 
+def test_lirs_keeps_part_of_a_loop_that_lru_loses():
+    """Jiang & Zhang: a loop over one page more than there are frames. Three frames, two of them LIR; S from its bottom.
+
+    0 and 1 become LIR, 2 does not. 3 replaces 2, the only one in Q: S = 0 1 (2) 3. Hits on 0 and 1 bring both to the
+    top, and 2 and 3 leave S below them. So 2 returns as a stranger, replaces 3, and 3 then 2: half of the loop hits.
+    """
+    loop = (0, 1, 2, 3) * 3
+    assert misses_of(paged(loop, 3, "lirs")) == "MMMM..MM..MM"
+    assert misses_of(paged(loop, 3, "lru")) == "M" * 12
+
+
+def test_lirs_exchanges_status_by_the_distance_between_two_uses():
+    """Three frames, two of them LIR: 0 and 1. 2, then 3, which replaces it: S = 0 1 (2) 3, Q = 3.
+
+    2 comes again, and has two others since its last use where 0 has three: 3 is evicted from Q, 2 becomes LIR and 0, at
+    the bottom of S, moves to Q. 4 replaces 0. 1 and 2 hit. Under LRU 4 replaces 1, which was used before 3.
+    """
+    pages = (0, 1, 2, 3, 2, 4, 1, 2)
+    assert victims(pages, 3, "lirs") == [2, 3, 0]
+    assert misses_of(paged(pages, 3, "lirs")) == "MMMMMM.."
+    assert misses_of(paged(pages, 3, "lru")) == "MMMM.MM."
+    # a queue of everything is LRU
+    assert misses_of(paged(pages, 3, "lirs:hir=1")) == "MMMM.MM."
+
+
+def test_w_tinylfu_lets_a_scan_through_its_window_alone():
+    """Einziger et al.: three frames, one of them the window. 0 and 1 are used twice and become the main part; 2 is in
+    the window when 3 comes. One use does not win against two of 0, the oldest in the probation: 2 is evicted.
+
+    3 hits in the window, two uses. That ties with 0, so for 5 it is 3 that is evicted. It comes again, a third use, and
+    5 with one is evicted. When 6 comes 3 wins, and replaces 0. LRU would have lost 0 to 3 and 1 to 5.
+    """
+    pages = (0, 0, 1, 1, 2, 3, 3, 5, 3, 6)
+    assert victims(pages, 3, "tinylfu") == [2, 3, 5, 0]
+    assert victims(pages, 3, "lru") == [0, 1, 2]
+    scan = (0, 0, 1, 1, 2, 3, 4, 5, 0, 1)
+    assert misses_of(paged(scan, 3, "tinylfu"))[-2:] == ".."
+    assert misses_of(paged(scan, 3, "lru"))[-2:] == "MM"
+
+
+def test_tinylfu_without_a_window_admits_what_was_used_more_often():
+    """Two frames: 0, twice, and 1. 2 has one use, then two, which ties with 0: the bypass buffer. The third wins."""
+    outcome = paged((0, 0, 1, 2, 2, 2, 2), 2, "tinylfu:window=0:protected=0")
+    assert misses_of(outcome) == "M.MMMM."
+    assert evicted(outcome) == [(0, 0)]
+    assert outcome.totals["declined"] == 2
+
+
+def test_tinylfu_halves_its_counts():
+    """Two frames and samples of two uses per frame. Four uses of 0 end the first sample: 2, and 2 uses are counted.
+
+    1, then 2: four are counted, 0 has 1, the others 0. 2 again has 1, a tie; once more 2, the end of a sample: 1 and 0.
+    """
+    pages = (0, 0, 0, 0, 1, 2, 2, 2)
+    assert victims(pages, 2, "tinylfu:window=0:protected=0") == []
+    assert victims(pages, 2, "tinylfu:window=0:protected=0:sample=2") == [0]
+
+
 def test_lru_2_tells_index_pages_from_records():
     """O'Neil et al., example 1.1: every record is read through an index page, 0 or 1; records 2 to 7 come once.
 
@@ -116,6 +177,44 @@ def test_a_decayed_count_forgets_an_old_favourite():
     pages = (0, 0, 0, 1, 1, 2)
     assert victims(pages, 2, "lfu_decay:half_life=1") == [0]
     assert victims(pages, 2, "lfu_decay:half_life=100") == [1] == victims(pages, 2, "lfu")
+
+
+def test_payback_admits_what_saves_its_transfer():
+    """Two frames hold 0, used three times, and 1, once; no count decays noticeably. 2 comes again and again.
+
+    A transfer that costs two uses: 2 has one, two, three against 1 + 2 and enters at its third. Without a price its
+    first ties with 1 and suffices, and so it does at half a margin of 1.9: 1 >= .95. A margin of 0 asks nothing.
+    """
+    pages, slow = (0, 0, 0, 1, 2, 2, 2, 2), f"payback:half_life={1 << 20}:price="
+    assert misses_of(paged(pages, 2, f"{slow}1.99")) == "M..MMMM."
+    assert misses_of(paged(pages, 2, f"{slow}0:margin=0.99")) == "M..MM..."
+    assert misses_of(paged(pages, 2, f"{slow}0:margin=1.01")) == "M..MMM.."
+    assert misses_of(paged(pages, 2, f"{slow}9:margin=0")) == misses_of(paged(pages, 2, "lfu_decay"))
+
+
+@every(
+    "costs, price",
+    [
+        (Costs(load=700, compute=20, cpu=370), 2),  # 700 ns for 350 ns at every use
+        (Costs(load=700, compute=20, cpu=0), 0),  # without a CPU the transfer is due in any case
+        (Costs(load=700, compute=370, cpu=370), payback.NEVER_PAYS),  # nothing is saved
+    ],
+)
+def test_the_price_of_a_transfer_in_uses(costs: Costs, price: float):
+    """On a platform; a price that is given stays."""
+    chosen, given = parse("eviction", "payback"), parse("eviction", "payback:price=5")
+    assert chosen.policy.priced(chosen.params, costs)["price"] == price
+    assert given.policy.priced(given.params, costs)["price"] == 5
+
+
+@every("contract", CONTRACTS)
+@every("prefetch, miss", [("none", "fetch"), ("top_k", "fetch"), ("missed", "cpu")])
+def test_payback_without_a_margin_is_lfu_decay_to_the_last_event(contract: str, prefetch: str, miss: str):
+    """Whatever fetches, on a trace of ties; with a margin it is not."""
+    trace, texts = random_trace(3, Sizes(tokens=60, depth=1)), ("lfu_decay", "payback:margin=0", "payback:price=1")
+    given: dict[str, Any] = {"contract": contract, "prefetch": prefetch, "miss": miss}
+    plain, free, dear = (replayed(trace, 6, eviction=text, **given) for text in texts)
+    assert plain == free != dear
 
 
 def test_lfru_weighs_frequency_against_age():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from moereplay.policies.contract import UNIT
-from tests.kit.bound_policies import PolicyHarness
+from moereplay.traces.routers import weigh
+from moereplay.traces.schema import Header, Request, memory_trace
+from tests.kit.bound_policies import BARE, PolicyHarness
 from tests.kit.cases import Cell, ListSource, Prompted, machine, replay_lists, sizes
 from tests.kit.every import every
-from tests.kit.policy_runs import Sizes
+from tests.kit.policy_runs import RENORMALISED, Sizes, geometry_of, replayed
 
 EIGHT = Sizes(layers=1, experts=8, k=3)
 FALLING = [4.0, 3.0, 2.0, 1.0, 0.5, 0.0, -1.0, -2.0]  # expert e has rank e + 1
@@ -37,6 +40,23 @@ def test_max_rank_by_hand(text: str, chosen: list[int]):
     harness = PolicyHarness("routing", text, EIGHT)
     harness.make_resident(4, 6)
     assert harness.choose([0, 1, 2], FALLING) == chosen
+
+
+def test_max_rank_prefers_ram_to_a_disk():
+    """Two levels: of ranks 2 to 6, with the first protected, 5 is in VRAM and 3 and 4 in RAM; the choice is 0 1 2.
+
+    One level takes 5 and the best of the others, 1; two take 5 and 3. With nothing in VRAM RAM has both places.
+    """
+    for text, residents, chosen in (
+        ("max_rank:m=6:top_j=1", [5], [0, 1, 5]),
+        ("max_rank:m=6:top_j=1:levels=2", [5], [0, 3, 5]),
+        ("max_rank:m=6:top_j=1:levels=2", [], [0, 3, 4]),
+    ):
+        harness = PolicyHarness("routing", text, EIGHT)
+        harness.make_resident(*residents)
+        for e in (3, 4):
+            harness.tables.copies[e]["lower"] = 1
+        assert harness.choose([0, 1, 2], FALLING) == chosen
 
 
 @every(
@@ -84,6 +104,89 @@ def test_cecars_lifted_expert_needs_no_fetch():
     harness.learn(6, {"last_pass": 2})
     # distances 1 and 8: 0.5 + 2 * 7/8 = 2.25 exceeds 2
     assert harness.choose([0, 1, 2], FALLING) == [0, 4, -1]
+
+
+@every(
+    "text, chosen",
+    [
+        # absent are 0, 1 and 2, of .25 to .21; 4 (.10) and 6 (.02) are there, and of 1 or 2 the latter costs less
+        ("regret=.12:swaps=1", [0, 1, 4]),
+        # .11 is just too much, in shares of 1
+        ("regret=.1:swaps=2", [0, 1, 2]),
+        # the second cheapest pair of the two that are left, 1 and 6, costs .21
+        ("regret=.2:swaps=2:m=8", [0, 1, 4]),
+        ("regret=.22:swaps=2:m=8", [0, 4, 6]),
+        # 6 is the seventh: beyond twice k
+        ("regret=1:swaps=2", [0, 1, 4]),
+        ("regret=1:swaps=1:m=8", [0, 1, 4]),
+        # scores are 4 3 2 1 .5 0 -1 -2: 2 - .5 is 1.5, and then 3 + 1 is too much
+        ("of=score:regret=1.5:swaps=3:m=8", [0, 1, 4]),
+        ("of=score:regret=1.4:swaps=3:m=8", [0, 1, 2]),
+    ],
+)
+def test_bounded_swaps_by_hand(text: str, chosen: list[int]):
+    """Experts 4 and 6, of ranks 5 and 7, are resident; three are chosen, with a probability of .25, .23 and .21."""
+    harness = PolicyHarness("routing", f"bounded:{text}", EIGHT)
+    harness.make_resident(4, 6)
+    assert harness.choose([0, 1, 2], FALLING, [0.25, 0.23, 0.21, 0.14, 0.1, 0.04, 0.02, 0.01]) == chosen
+
+
+def batch_of(text: str, *residents: int) -> list[list[int]]:
+    """The choice for three decoded tokens of eight experts, three each, scores falling from 7 in the orders given."""
+    orders = ([0, 1, 2, 3, 4, 5, 6, 7], [3, 0, 6, 1, 2, 7, 5, 4], [5, 4, 7, 6, 3, 2, 1, 0])
+    scores = [[7.0 - order.index(e) for e in range(8)] for order in orders]
+    harness, out = PolicyHarness("routing", text, EIGHT), [[-1] * 3 for _ in orders]
+    harness.at(tokens=len(orders))
+    harness.make_resident(*residents)
+    harness.ask("choose", BARE._replace(ids=[order[:3] for order in orders], choice=scores), out)
+    return out
+
+
+def test_piggyback_takes_what_other_tokens_of_the_batch_need():
+    """OEA: with a baseline of one the tokens need 0, 3 and 5, three experts where their own choice has eight.
+
+    The first token ranks them 0 3 5, the second 3 0 5, the third 5 3 0. With two the union is 0 1 3 5 4: the third
+    place goes to 3, 1 and 3. Where 2 is resident the first token keeps all of its own choice.
+    """
+    assert batch_of("piggyback:keep=1") == [[0, 3, 5], [3, 0, 5], [5, 3, 0]]
+    assert batch_of("piggyback:keep=2") == [[0, 1, 3], [3, 0, 1], [5, 4, 3]]
+    assert batch_of("piggyback:keep=2:also=resident", 2) == [[0, 1, 2], [3, 0, 1], [5, 4, 3]]
+    assert batch_of("piggyback:keep=3") == [[0, 1, 2], [3, 0, 6], [5, 4, 7]]
+
+
+def test_a_lone_token_has_none_to_ride_with():
+    """Its own baseline is the union, unless residents count; 4 and 6 are there."""
+    for also, chosen in (("none", [0, -1, -1]), ("resident", [0, 4, 6])):
+        harness = PolicyHarness("routing", f"piggyback:keep=1:also={also}", EIGHT)
+        harness.make_resident(4, 6)
+        assert harness.choose([0, 1, 2], FALLING) == chosen
+
+
+def kept(text: str, profile: list[tuple[int, int]]) -> list[list[list[int]]]:
+    """What two tokens run, of four experts in each of two layers; scores fall with the expert's number."""
+    logits = np.tile(np.array([3.0, 2.0, 1.0, 0.0], np.float32), (2, 2, 1))
+    chosen = np.array([[[0, 1], [0, 1]], [[0, 2], [0, 1]]])
+    weights = weigh(RENORMALISED, logits, chosen)
+    header = Header(geometry=geometry_of(Sizes(layers=2, experts=4, k=2)))
+    trace = memory_trace(header, [Request(chosen, 0, weights, logits)])
+    return replayed(trace, 8, routing=text, profile=tuple(profile)).ran
+
+
+def test_a_pruned_model_routes_among_the_experts_that_it_keeps():
+    """1 and 3 of layer 0 are left, and 2 of layer 1. In layer 0 the first token has 1 and then 3, the second, which did
+    not choose 1, takes it by its score. In layer 1 a place stays empty. A layer that the list leaves out is not pruned.
+    """
+    assert kept("keep:profile=given", [(0, 3), (1, 2), (0, 1)]) == [[[1, 3]], [[2, -1]], [[1, 3]], [[2, -1]]]
+    assert kept("keep:profile=given", [(0, 3), (0, 1)]) == [[[1, 3]], [[0, 1]], [[1, 3]], [[0, 1]]]
+
+
+def test_pruning_by_frequency_keeps_what_the_trace_chose_most_often():
+    """Half of four. Layer 0 chose 0 twice, 1 and 2 once, ties by id: 0 and 1 stay. Layer 1 chose these.
+
+    A quarter is one expert, 0 in both; the other place stays empty.
+    """
+    assert kept("keep", []) == [[[0, 1]]] * 4
+    assert kept("keep:share=.25", []) == [[[0, -1]]] * 4
 
 
 def prior(

@@ -119,7 +119,7 @@ def test_an_oracle_is_refused_where_routing_changes_the_future() -> None:
 
 @every("kind", ("miss", "routing"))
 def test_any_policy_that_reads_the_future_is_refused_where_routing_changes_it(kind: str) -> None:
-    """None that ships does; one of the user's own may."""
+    """None that ships does, but for a profile of what was recorded; one of the user's own may."""
     chosen = configure(routing="max_rank").policy_set()
     own = getattr(chosen, kind)
     seer = replace(own, policy=replace(own.policy, name="seer", needs=always("logits", "future")))

@@ -156,6 +156,7 @@ WITHIN = {
     "max_rank:m=4:top_j=0": Freedom(top_m=4),
     "cumulative:p=.9:top_j=0": Freedom(top_m=6),
     "cumulative:p=.5": Freedom(top_m=6, top_j=1),
+    "bounded:regret=1:m=4": Freedom(top_m=4),
     "cache_prior:lam=.5": Freedom(top_m=6),
     "cache_prior:lam=3:top_j=0": Freedom(top_m=6),
     "reuse_distance:keep=2:phase=any": Freedom(top_m=6),

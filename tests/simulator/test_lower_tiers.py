@@ -70,6 +70,17 @@ class TestByHand:
         assert outcome.spans("fill") == [(1, 3, 0, 0), (23, 25, 0, 1)]
         assert outcome.spans("transfer") == [(3, 23, 0, 0), (25, 45, 0, 1)]
 
+    @every("levels, ran", [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 1, 0, 3, 4, 3])])
+    def test_routing_sees_what_dram_holds(self, levels: int, ran: list[int]) -> None:
+        # one expert in the fast tier, two in DRAM. The third token takes its second, 0, from there; 3 replaces 1, so
+        # the fifth, of 4 and 1, runs 4, which replaces 0; the last takes 3
+        pairs = [(0, 5), (1, 5), (2, 0), (3, 5), (4, 1), (5, 3)]
+        scores = [[2.0 * (e == best) + 1.0 * (e == second) for e in range(6)] for best, second in pairs]
+        demand = [[Cell([best], logits=row)] for (best, _), row in zip(pairs, scores, strict=True)]
+        source, routing = ListSource(sizes(1, 6, 1), [Prompted(demand)]), f"max_rank:m=2:top_j=0:levels={levels}"
+        replay_lists(source, 1, machine(tiers=[dram(2)]), routing=routing)
+        assert [step[0][0] for step in source.executed] == ran
+
     def test_a_demand_goes_on_with_the_prefetch_that_it_overtakes(self) -> None:
         # layer 0 routes nobody and its gate at 1 names (1, 2), which is under way into DRAM until 21. The gate of
         # layer 1 at 2 cancels the prefetch, and its demand need not begin again: into the fast tier at 21, there at 22

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.policies.contract import Costs
+from moereplay.policies.grammar import Chosen
 from moereplay.results.checks import side_of
 from moereplay.results.result import Event
 from moereplay.simulator.calibration import Calibration
@@ -122,14 +123,20 @@ def _calibrated(bench: Bench, plan: Plan, done: Callable[[], None]) -> dict[Kind
 
 
 def _settled(plan: Plan, cell: Cell, before: Durations, folder: Path) -> ReplayConfig:
-    """Fix parameters that the miss policy takes from the platform, with this machine's prices, for all runs."""
-    miss = cell.config.policy_set().miss
-    if miss.policy.priced(miss.params, Costs(1, 1, 1)) == miss.params:
+    """Fix parameters that policies take from the platform, with this machine's prices, for all runs."""
+    chosen = cell.config.policy_set()
+    open_ = [kind for kind in KINDS if _is_open(getattr(chosen, kind))]
+    if not open_:
         return cell.config
     path = folder / "platform-before.toml"
     path.write_text(as_toml(_fitted(plan, kind_of(cell), [before]).platform), "utf-8")
     ready = replay_plan(plan.trace, _on(cell.config, path))
-    return cell.config.model_copy(update={"miss": ready.chosen.priced(ready.spec(False).times).miss.text()})
+    fixed = ready.chosen.priced(ready.spec(False).times)
+    return cell.config.model_copy(update={kind: getattr(fixed, kind).text() for kind in open_})
+
+
+def _is_open(chosen: Chosen) -> bool:
+    return chosen.policy.priced(chosen.params, Costs(1, 1, 1)) != chosen.params
 
 
 def _fitted(plan: Plan, kind: Kind, runs: Sequence[Durations]) -> Fitted:
