@@ -282,7 +282,7 @@ def _machine_of(settings: options.Given, given: Given, parts: Parts) -> Machine:
     return _with_parts(parts, _here)
 
 
-def _here(**said: str) -> Machine:
+def _here(**said: Any) -> Machine:
     return here(said=said)
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class Survey(NamedTuple):
         return {"found": found, "measured": measured | {"disk": disk}}
 
 
-def here(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Machine:
+def here(folder: Path = Path(), said: Mapping[str, Any] | None = None) -> Machine:
     """Return this machine, with the disk of `folder`. Raises ConfigError if its memory size is unknown.
 
     `said` are options of `assembled` that override detected values.
@@ -70,7 +70,7 @@ def here(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Machin
     return surveyed(folder, said).machine
 
 
-def surveyed(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Survey:
+def surveyed(folder: Path = Path(), said: Mapping[str, Any] | None = None) -> Survey:
     """Look at this machine and measure it within ten seconds. Raises ConfigError if the size of its RAM is unknown."""
     said = {name: text for name, text in (said or {}).items() if text}
     found = detected()
@@ -83,7 +83,7 @@ def surveyed(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Su
     gpu, remarks = _gpu_parts(found.gpus)
     busy = _busy(found.cores)
     disturbed = [busy] if busy and not (said.get("ram_rate") and said.get("disk")) else []
-    made = assembled(**{**parts, **gpu, **said})
+    made = assembled(**dict[str, Any](parts | gpu | said))
     of_cpu = made.platform.cpu or made.platform.compute
     if weights and made.cores and isinstance(of_cpu, Roofline):
         made = made.with_cpu(of_cpu.kv_bytes_per_s or of_cpu.memory_bytes_per_s, cores)

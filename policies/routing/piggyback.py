@@ -1,4 +1,4 @@
-"""Piggyback (OEA, arXiv 2511.02237, as its abstract has it): in a batch a token's lesser experts are those that others need in any case.
+"""Piggyback (OEA, arXiv 2511.02237, as its abstract has it): a token's lesser experts are those that others need too.
 
 Each token keeps its `keep` best ranks. Its other places go to the best of the experts that some token of the pass keeps
 (with `also=resident` also of those that are resident), in the token's own order; if these are fewer, places stay empty.
