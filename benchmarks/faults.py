@@ -55,11 +55,19 @@ def copied(tree: Path, into: Path) -> None:
             shutil.copy(tree / name, into / name, follow_symlinks=False)  # folders are linked into the package
 
 
-def tested(copy: Path, *arguments: str, seconds: int | None = None) -> int:
-    """Return pytest's exit code in a copy; that of SIGXCPU if it takes more CPU time than so many seconds."""
-    settings = {"PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1", "OMP_NUM_THREADS": "1", "MOEREPLAY_SHARE": "1"}
+def tested(copy: Path, *arguments: str, seconds: int | None = None, share: float = 1) -> int:
+    """Return pytest's exit code in a copy; that of SIGXCPU if it takes more CPU time than so many seconds.
+
+    `share` of the cases of each search are tried.
+    """
+    settings = {
+        "PYTHONPATH": str(copy),
+        "NUMBA_DISABLE_JIT": "1",
+        "OMP_NUM_THREADS": "1",
+        "MOEREPLAY_SHARE": f"{share}",
+    }
     settings |= {"XDG_CACHE_HOME": str(copy / ".cache")}
-    command = [sys.executable, "-m", "pytest", "-x", "-m", "not long and not longest", *arguments]
+    command = [sys.executable, "-m", "pytest", "-m", "not long and not longest", *arguments]
     limit = seconds and partial(resource.setrlimit, resource.RLIMIT_CPU, (seconds, seconds + 5))
     options = {"cwd": copy, "env": os.environ | settings, "preexec_fn": limit or None}
     return subprocess.run(command, capture_output=True, check=False, **options).returncode
@@ -75,7 +83,7 @@ def verdict(copy: Path, fault: Fault) -> str:
         return f"not planted: {absent}"
     failed.unlink(missing_ok=True)
     path.write_text(wrong)
-    code = tested(copy, *(name for name in fault.tests if (copy / name).exists()))
+    code = tested(copy, "-x", *(name for name in fault.tests if (copy / name).exists()))
     path.write_text(right)
     if code != FAILED:
         return "NOT FOUND" if code == PASSED else f"not tested: pytest ended with {code}"

@@ -28,6 +28,8 @@ COMPARISONS |= {"is": "is not", "is not": "is", "in": "not in", "not in": "in"}
 ARITHMETIC = {"+": "-", "-": "+", "*": "+", "/": "*", "//": "*", "%": "//", "**": "*", "<<": ">>", ">>": "<<"}
 ARITHMETIC |= {"&": "|", "|": "&", "^": "&"}
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+LAST_FAILED = ".pytest_cache/v/cache/lastfailed"
+SHARE = 0.25  #: of the cases of each search, as in `make test`
 Place = tuple[int, int]  #: line and column, as in ast
 
 
@@ -201,45 +203,58 @@ class Verdict(NamedTuple):
 
     mutant: Mutant
     ending: str
+    test: str = ""  #: that failed
+
+
+def verdicts(copy: Path, chosen: Sequence[Mutant], seconds: int) -> Iterator[Verdict]:
+    """Yield how each mutant ended; again, where the test that found it fails without it too."""
+    failing, waiting = set[str](), list(chosen)
+    while waiting:
+        ended = list[Verdict]()
+        for mutant in waiting:
+            ended.append(verdict(copy, mutant, seconds, failing))
+            yield ended[-1]
+        wrong = failing_in(copy, {each.test for each in ended if each.test})
+        failing |= wrong
+        waiting = [each.mutant for each in ended if each.test in wrong]
 
 
 def verdict(copy: Path, mutant: Mutant, seconds: int, failing: set[str]) -> Verdict:
-    """Run tests on a mutant; the one that fails must fail again, and pass without it.
-
-    A test that does not is left out of this run and of those to come, in `failing`.
-    """
-    path, last = copy / mutant.file, copy / ".pytest_cache/v/cache/lastfailed"
+    """Run tests on a mutant, but those of `failing`, until one fails."""
+    path, last = copy / mutant.file, copy / LAST_FAILED
     right, tests = path.read_text("utf-8"), concerning(copy, mutant)
-
-    def ended(*arguments: str, planted: bool = True) -> int:
-        path.write_text(mutant.planted(right) if planted else right, "utf-8")
-        try:
-            return tested(copy, *arguments, "--timeout=600", seconds=seconds)
-        finally:
-            path.write_text(right, "utf-8")
-
-    while True:
-        last.unlink(missing_ok=True)
-        code = ended(*tests, *(f"--deselect={test}" for test in sorted(failing)))
-        if code == PASSED:
-            return Verdict(mutant, "survived")
-        if code == -signal.SIGXCPU:
-            return Verdict(mutant, f"not found in {seconds} seconds of CPU time")
-        if code != FAILED:
-            collected = ended("--collect-only", *tests, planted=False) == PASSED
-            return Verdict(mutant, f"{'found' if collected else 'not tested'}: pytest ended with {code}")
-        (test,) = json.loads(last.read_text())
-        if ended(test) == FAILED and ended(test, planted=False) == PASSED:
-            return Verdict(mutant, f"found by {test}")
-        failing.add(test)
+    last.unlink(missing_ok=True)
+    path.write_text(mutant.planted(right), "utf-8")
+    try:
+        left_out = (f"--deselect={test}" for test in sorted(failing))
+        code = tested(copy, "-x", *tests, *left_out, "--timeout=600", seconds=seconds, share=SHARE)
+    finally:
+        path.write_text(right, "utf-8")
+    if code == PASSED:
+        return Verdict(mutant, "survived")
+    if code == -signal.SIGXCPU:
+        return Verdict(mutant, f"not found in {seconds} seconds of CPU time")
+    if code != FAILED:
+        collected = tested(copy, "--collect-only", *tests) == PASSED
+        return Verdict(mutant, f"{'found' if collected else 'not tested'}: pytest ended with {code}")
+    (test,) = json.loads(last.read_text())
+    return Verdict(mutant, f"found by {test}", test)
 
 
-def table(verdicts: Sequence[Verdict]) -> list[str]:
+def failing_in(copy: Path, tests: set[str]) -> set[str]:
+    """Return which of the tests fail in a copy as it is."""
+    (copy / LAST_FAILED).unlink(missing_ok=True)
+    if not tests or tested(copy, *sorted(tests), "--timeout=600", share=SHARE) == PASSED:
+        return set()
+    return set(json.loads((copy / LAST_FAILED).read_text()))
+
+
+def table(ended: Sequence[Verdict]) -> list[str]:
     """Return a line for each room, and one for all: drawn, found, survived, out of time."""
     lines = [f"{'room':<12}{'drawn':>6}{'found':>6}{'survived':>9}{'out of time':>12}"]
-    rooms = sorted({each.mutant.room for each in verdicts})
+    rooms = sorted({each.mutant.room for each in ended})
     for name in (*rooms, "all"):
-        of_room = [each.ending for each in verdicts if name in (each.mutant.room, "all")]
+        of_room = [each.ending for each in ended if name in (each.mutant.room, "all")]
         counts = [sum(ending.startswith(word) for ending in of_room) for word in ("found", "survived", "not")]
         lines.append(f"{name:<12}{len(of_room):>6}{counts[0]:>6}{counts[1]:>9}{counts[2]:>12}")
     return lines
@@ -252,17 +267,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", default=",".join(ROOMS), help="several separated by commas")
-    parser.add_argument("--seconds", type=int, default=300, help="of CPU time for the tests of a mutant")
+    parser.add_argument("--seconds", type=int, default=100, help="of CPU time for the tests of a mutant")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th mutant of the draw from the K-th on")
     asked = parser.parse_args(arguments)
-    verdicts, failing = list[Verdict](), set[str]()
+    ended = dict[Mutant, Verdict]()
     with TemporaryDirectory() as folder:
         copy = Path(folder)
         copied(asked.tree, copy)
-        for mutant in part_of(drawn(copy, asked.count, asked.seed, asked.rooms.split(",")), asked.part):
-            verdicts.append(verdict(copy, mutant, asked.seconds, failing))
-            print(mutant.shown((copy / mutant.file).read_text("utf-8")), verdicts[-1].ending, "", sep="\n", flush=True)
-    print(*table(verdicts), sep="\n")
+        chosen = part_of(drawn(copy, asked.count, asked.seed, asked.rooms.split(",")), asked.part)
+        for each in verdicts(copy, chosen, asked.seconds):
+            ended[each.mutant] = each
+            print(
+                each.mutant.shown((copy / each.mutant.file).read_text("utf-8")), each.ending, "", sep="\n", flush=True
+            )
+    print(*table([*ended.values()]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -60,12 +60,13 @@ class Tried(Band):
         return middle * (self.least / middle) ** wider, middle * (self.most / middle) ** wider
 
     def as_they(self, whose: str, tokens_per_s: float) -> str:
-        """Return where 4 of 5 other machines are expected, or else the speeds if this one errs as the runs."""
+        """Return the speeds of 4 of 5 other machines, or else, of few machines, those if this one errs as the runs."""
         if self.machines < min(WIDER):
             return super().as_they(whose, tokens_per_s)
         least, most = self.likely()
         speeds = between(digits(tokens_per_s / most, 3), digits(tokens_per_s / least, 3))
-        return f"{counted(self.runs, 'measured run')} of {whose}: 4 of 5 others are expected at {speeds} tokens/s"
+        runs = counted(self.runs, "measured run")
+        return f"{runs} of {whose}: with errors like theirs 4 of 5 such machines give {speeds} tokens/s"
 
 
 #: By number of machines: the interval that 80 % of others lie in, over the range of so many. Logarithms are taken as
