@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moereplay import policies
-from moereplay.sweeps.bench import LRU, Row, read_suite, replays, traces_of
+from moereplay.sweeps.bench import LRU, Entry, Row, read_suite, replays, run_entries, traces_of
 from moereplay.traces.documents import canonical_digest
 from tests.commands.test_cli import ROOT
 from tests.kit.command import moereplay_here as moereplay
@@ -109,7 +109,11 @@ def test_a_second_run_gives_the_same_bytes_with_more_workers_or_fewer_entries(su
     ended = moereplay("bench", "run", "--eviction", "lfu", "--suite", suite, "--workers", 2)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == rows.read_text().splitlines(keepends=True)[1]
-    assert re.search(r"^lfu: misses -?[\d.]+ \(LRU 0, Belady 100\); tokens/s rtx4090-pcie4 ", ended.stderr, re.M)
+    assert re.search(
+        r"^eviction lfu, prefetch none, miss fetch: misses -?[\d.]+ \(LRU 0, Belady 100\); tokens/s rtx4090-pcie4 ",
+        ended.stderr,
+        re.M,
+    )
     verified = moereplay("bench", "verify", rows, "--suite", suite)
     assert verified.returncode == 0, verified.stderr
     assert verified.stdout.splitlines() == [
@@ -130,7 +134,7 @@ def test_lru_is_nought_belady_a_hundred_and_a_score_follows_from_the_counts(rows
 def test_a_prefetch_and_a_miss_policy_are_entered_with_an_eviction_policy(suite: Path) -> None:
     ended = moereplay("bench", "run", "--prefetch", "top_k", "--miss", "cpu", "--suite", suite)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("top_k + cpu: misses ")
+    assert ended.stderr.splitlines()[-1].startswith("eviction lru, prefetch top_k, miss cpu: misses ")
 
 
 def test_a_policy_file_is_entered_by_itself_and_its_row_names_its_version(suite: Path, tmp_path: Path) -> None:
@@ -242,6 +246,25 @@ def test_rows_of_two_suites_or_of_one_entry_twice_make_no_table(rows: Path) -> N
 
 def test_the_table_has_the_fewest_misses_first_and_marks_who_knows_the_future(rows: Path) -> None:
     lines = moereplay("bench", "table", rows).stdout.splitlines()
-    first = [line.split(" | ")[0] for line in lines if line.startswith("| ")]
-    assert first[:3] == ["| policies", "| ---", "| belady (knows the future)"] and set(first[3:]) == {"| lru", "| lfu"}
+    found = [re.split(r" *\| *", line)[1:5] for line in lines if line.startswith("| ")]
+    assert found[0] == ["eviction", "prefetch", "miss", "knows the future"]
+    assert found[2] == ["belady", "none", "fetch", "yes"] and {row[0] for row in found[3:]} == {"lru", "lfu"}
     assert any("What the table does not say" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_the_committed_table_is_that_of_the_committed_rows_and_of_this_suite() -> None:
+    rows = ROOT / "docs" / "leaderboard.jsonl"
+    assert moereplay("bench", "table", rows).stdout == (ROOT / "docs" / "leaderboard.md").read_text("utf-8")
+    committed = [Row.model_validate_json(line) for line in rows.read_text().splitlines()]
+    assert {row.digests.suite for row in committed} == {read_suite().digest}
+    assert {LRU, Entry("belady"), Entry("lfu"), Entry("lru", "top_k")} <= {row.entry for row in committed}
+
+
+@pytest.mark.long
+def test_a_committed_row_is_what_a_run_gives() -> None:
+    suite = read_suite()
+    row, *_ = run_entries([Entry("class_lru")], suite, traces_of(suite), 2)
+    stated = (ROOT / "docs" / "leaderboard.jsonl").read_text().splitlines()
+    found = [Row.model_validate_json(line) for line in stated]
+    assert [row.counted] == [each.counted for each in found if each.entry == Entry("class_lru")]
