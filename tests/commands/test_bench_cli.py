@@ -1,4 +1,4 @@
-"""`moereplay bench`: the same bytes again, policies of one's own, refusal of all that is not what it says it is."""
+"""`moereplay bench`: the same bytes again, user policies, and refusal of all that is not what it says it is."""
 
 from __future__ import annotations
 
