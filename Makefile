@@ -22,7 +22,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-slow test-contrib test-long test-longest parity check wheel coverage study-faults study-mutants study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss report-check bench-recording bench bench-cost bench-sweep miniature sample tables figures format clean
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss report-check bench-recording bench bench-cost bench-sweep miniature sample leaderboard tables figures format clean
 
 help:            ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -304,6 +304,10 @@ sample: .venv/record.stamp   ## record the bundled trace anew
 figures: .venv/base.stamp    ## pictures of the pages and their texts: the report's (Chromium), and those of public recordings, where they are (1 minute)
 	@test -n "$(CHROMIUM)" || { echo "this needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it"; exit 2; }
 	PATH="$(abspath $(BIN)):$$PATH" CHROMIUM="$(CHROMIUM)" docs/figures/make.sh $(wildcard $(RECORDINGS))
+
+leaderboard: .venv/base.stamp  ## every policy in the benchmark of expert caches: docs/leaderboard.jsonl and its page (5 minutes)
+	$(BIN)/moereplay bench run --all --out docs/leaderboard.jsonl
+	$(BIN)/moereplay bench table docs/leaderboard.jsonl > docs/leaderboard.md
 
 tables: .venv/dev.stamp      ## write the tables of cards, policies, importers, exporters, hooks, columns, settings and counters into docs/
 	$(BIN)/moereplay policies --markdown > policies.table

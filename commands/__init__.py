@@ -35,6 +35,9 @@ VERBS = {
         "sweep_compare": "Compare one configuration with the others, request by request",
         "sweep_schema": "Print the JSON schema of experiment files",
         "tune": "Search a space of configurations for its Pareto set",
+        "bench_run": "Enter policies in the benchmark of expert caches",
+        "bench_verify": "Run rows of the benchmark again, and compare them",
+        "bench_table": "Print rows of the benchmark as a page",
         "paper": "Reproduce a paper's figures and tables from a trace",
         "plot": "Draw figures from results",
         "timeline": "Write one replay as a timeline for ui.perfetto.dev",
@@ -70,6 +73,7 @@ GROUPS = {
     "traces": ("Record and import", "Merge, slice, append and share traces"),
     "routing": ("Record and import", "Fit, list and show statistics of models' routing"),
     "sweep": ("Replay and compare", "Replay many configurations from an experiment file"),
+    "bench": ("Replay and compare", "Score policies on a suite, between LRU and Belady"),
     "calibrate": ("Check against the model and the machine", "Fit a platform to measured runs, or to this machine"),
 }
 NAMES = tuple(name for verbs in VERBS.values() for name in verbs)
@@ -82,6 +86,7 @@ FILES = {
     "report": ("plot",),
     "bounds": ("curve",),
     "quality": ("forecast",),
+    "bench": ("bench_run", "bench_verify", "bench_table"),
     "calibrate": tuple(name for name in NAMES if name.startswith("calibrate_")),
     "verify": ("evidence",),
     "catalogue": ("policies", "presets", "platforms", "models", "routing_fit", "routing_list", "routing_show"),

@@ -99,6 +99,13 @@ def documentation(policy: Policy) -> str:
     return (sys.modules[module].__doc__ or "").strip()
 
 
+def source(policy: Policy) -> bytes:
+    """Return the bytes of the policy's file."""
+    if policy.version:
+        return next(content for content in _contents.values() if _version(content) == policy.version)
+    return Path(policies.__file__).with_name(policy.kind).joinpath(f"{policy.name}.py").read_bytes()
+
+
 def _content(path: Path) -> bytes:
     """Read the file. Raises OSError, or PolicyError for an endless one: a pipe or a device."""
     if "\0" in str(path):

@@ -186,12 +186,17 @@ def folder() -> Path:
 @cache
 def state_of_sources() -> str:
     """Return a hash of all sources, the compiling versions and the processor."""
+    return sha256("\0".join([digest_of_sources(), *versions()]).encode()).hexdigest()[:20]
+
+
+@cache
+def digest_of_sources() -> str:
+    """Return a hash of all sources, the same on every machine."""
     hasher = sha256()
     files = (path for package in SOURCES for path in (ROOT / package).rglob("*.py"))
     for path in sorted(path for path in files if not any(path.is_relative_to(ROOT / package) for package in APART)):
-        hasher.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
-    hasher.update("\0".join(versions()).encode())
-    return hasher.hexdigest()[:20]
+        hasher.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes())
+    return hasher.hexdigest()
 
 
 def versions() -> list[str]:
