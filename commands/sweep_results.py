@@ -20,7 +20,7 @@ from moereplay.commands.options import By, Where, grouped
 from moereplay.commands.quality import Foreseen
 from moereplay.commands.terminal import say, show
 from moereplay.policies.grammar import deciding, foresight
-from moereplay.results import checks, read
+from moereplay.results import checks
 from moereplay.results.errors import unknown
 from moereplay.results.files import csv_text
 from moereplay.results.read import filtered, label_of, routing_of, seconds_of
@@ -28,6 +28,7 @@ from moereplay.results.remarks import bracketed
 from moereplay.results.settings import POLICIES
 from moereplay.results.stored import errors, load
 from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.parts import READERS
 from moereplay.sweeps.store import place_of
 from moereplay.traces.documents import json_text
 from moereplay.traces.texts import counted
@@ -59,7 +60,7 @@ def sweep_show(
         bool, typer.Option("--errors", help="List configurations without a result, with the reason.")
     ] = False,
     table: Annotated[
-        str, typer.Option(help="With --csv or --json: print all counters of runs, layers or requests.")
+        str, typer.Option(help="With --csv or --json: print all counters of runs, layers, requests or request_layers.")
     ] = "",
     brief: Annotated[bool, typer.Option("--brief", help="Print only the best configuration and its lead.")] = False,
     *,
@@ -91,14 +92,13 @@ def sweep_show(
 
 def _counters(folder: Path, name: str, where: Sequence[str], form: Form, group_by: str) -> pl.DataFrame:
     """Return a table of counters. Raises ResultError or ConfigError."""
-    tables = {"runs": read.runs, "layers": read.layers, "requests": read.requests}
-    if name not in tables:
-        raise unknown("table", name, tables)
+    if name not in READERS:
+        raise unknown("table", name, READERS)
     if group_by:
         raise ConfigError("--table cannot be combined with --group-by")
     if not (form.as_csv or form.as_json):
         raise ConfigError("--table requires --csv or --json")
-    found = tables[name](read.filtered(load(folder), where))
+    found = READERS[name](filtered(load(folder), where))
     return found.select(column for column, kind in found.schema.items() if not kind.is_nested())
 
 
