@@ -9,7 +9,12 @@ import polars as pl
 import pytest
 
 import moereplay
+from moereplay.analysis.comparisons import COLD
+from moereplay.analysis.figures.catalogue import chart
+from moereplay.analysis.figures.chart import rows_of
+from moereplay.analysis.statistics import interval
 from moereplay.results.counters import BY_LAYER, heading_of
+from moereplay.results.stored import load
 from moereplay.simulator import replay as replaying
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
@@ -19,6 +24,7 @@ from moereplay.sweeps.jobs import Batch, compute
 from moereplay.sweeps.parts import keep, merge
 from moereplay.sweeps.run import left_to_do, planned
 from moereplay.sweeps.store import Folder
+from moereplay.traces.store import open_trace
 from tests.kit.every import every
 from tests.kit.sweeping import GRID, experiment
 from tests.kit.tiny_runs import small_trace
@@ -78,3 +84,42 @@ def test_a_sweep_keeps_them_and_replays_what_was_stored_without(tmp_path: Path) 
     assert job not in left_to_do(asking, out, asking.jobs)
     with pytest.raises(ConfigError, match="request_layers = true requires rows of requests"):
         planned(experiment(tmp_path, f"request_layers = true\nrequests = false\n{GRID}", "neither.toml"))
+
+
+# intervals by layer
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled recording, of six requests, under two policies."""
+    folder, trace = tmp_path_factory.mktemp("drawn"), open_trace("miniature")
+    configs = [configure(capacity="25%", passes="token", eviction=name) for name in ("lru", "least_stale")]
+    for _ in keep(folder, trace, configs, run_grid(trace, configs, by_layer=None), "compiled"):
+        pass
+    return folder
+
+
+@every("phase, per", [("decode", "misses"), ("both", "accesses")])
+def test_bars_are_the_interval_of_each_layer_over_requests(drawn: Path, phase: str, per: str) -> None:
+    made = chart("collisions_by_layer", load(drawn), phase=phase, per=per.removesuffix("es"))
+    rows = moereplay.read_results(drawn, "request_layers").filter(eviction="lru")
+    rows = rows if phase == "both" else rows.filter(phase=phase)
+    own = next(line for line in made.panels[0][0].series if line.name == "lru")
+    for point in own.points[2:]:
+        sums = rows.filter(layer=int(point.x)).group_by("request", maintain_order=True).agg(pl.col(NAMES).sum())
+        assert point[1:4] == pytest.approx(interval(sums.select("collisions", per).rows(), COLD, share=True)[:3])
+        assert point.low is not None and 0 <= point.low < (point.y or 0) < (point.high or 0) <= 1
+    assert "Bars: 95% CI over requests (n = 6), for each layer alone." in made.note
+    assert "Layers without a bar: one request at most has collisions, or lacks them." in made.note
+    assert [row["high"] for row in rows_of(made) if row["name"] == "lru"] == [point.high for point in own.points]
+
+
+def test_without_these_rows_a_figure_says_so(tmp_path: Path) -> None:
+    trace = open_trace("miniature")
+    config = configure(capacity="25%", passes="token")
+    for _ in keep(tmp_path, trace, [config], run_grid(trace, [config]), "compiled"):
+        pass
+    assert (
+        "rows by request and layer were not stored; replay with --request-layers"
+        in chart("collisions_by_layer", load(tmp_path)).note
+    )
