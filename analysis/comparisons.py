@@ -31,7 +31,7 @@ READ = ("request", "start_ns", "end_ns", "ttft_ns", "decode_ns", "decode_tokens"
 
 
 #: Figures that have an interval but no column in a ranking.
-ESTIMATED = {"misses_per_access": MISS_RATE}
+ESTIMATED = {"misses_per_access": MISS_RATE, "collisions_per_access": METRICS["collisions_per_access"]}
 
 
 class Comparison(NamedTuple):
@@ -243,4 +243,4 @@ def _parts(figure: str) -> Metric:
 
 
 def _is_share(parts: Metric) -> bool:
-    return parts.under == ("accesses",)
+    return parts.under in (("accesses",), ("misses",))

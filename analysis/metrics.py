@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import polars as pl
 
 from moereplay.analysis.comparisons import PARTS, READ, estimate
 from moereplay.analysis.verdict import Entry, lines
-from moereplay.results.counters import DECODED, ENERGY, expressions
+from moereplay.results.counters import BY_LAYER, DECODED, ENERGY, expressions
 from moereplay.results.errors import unknown
 from moereplay.results.read import fields, runs
 from moereplay.results.remarks import synthetic_of
@@ -20,7 +20,7 @@ from moereplay.results.serving import figures
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 from moereplay.traces.units import MS
 
-LOW, HIGH = "_low", "_high"  #: end the columns of an interval
+LOW, HIGH, WHY = "_low", "_high", "_why"  #: end the columns of an interval, and of why there is none
 LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p99_ms", "e2e_p99_ms")  #: shown of configurations with arrivals
 DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
 #: Said of a table even at their defaults.
@@ -93,6 +93,34 @@ def with_ends(frame: pl.DataFrame, table: pl.DataFrame, figures: Sequence[str]) 
     The columns `FIGURE_low` and `FIGURE_high` are null where requests do not give an interval.
     """
     return table.with_columns(_ends(frame, figures))
+
+
+def with_layer_ends(frame: pl.DataFrame, table: pl.DataFrame, figure: str, phase: str) -> pl.DataFrame:
+    """Return a table by `identity` and `layer` with the interval of a figure in one phase, or in `both`.
+
+    The columns are those of `with_ends`, and `FIGURE_why`: why requests give none; all null where none were stored.
+    """
+    found = [row for at in range(len(frame)) for row in _of_layers(frame, at, figure, phase)]
+    names = [f"{figure}{end}" for end in (LOW, HIGH, WHY)]
+    kinds = (pl.String, table.schema["layer"], pl.Float64, pl.Float64, pl.String)
+    ends = pl.DataFrame(found, dict(zip(("identity", "layer", *names), kinds, strict=True)), orient="row")
+    return table.join(ends, on=["identity", "layer"], how="left", maintain_order="left")
+
+
+def _of_layers(frame: pl.DataFrame, at: int, figure: str, phase: str) -> Iterator[tuple[Any, ...]]:
+    """Yield identity, layer, ends and reason of the interval of each layer of a configuration."""
+    requests = {row["request"]: row for row in samples(frame, at)}
+    kept = frame["per_request_layer"][at] if requests and "per_request_layer" in frame.columns else None
+    if kept is None:
+        return
+    rows = kept.struct.unnest()
+    rows = rows if phase == "both" else rows.filter(pl.col("phase") == phase)
+    sums = rows.group_by("layer", "request", maintain_order=True).agg(pl.col(BY_LAYER).sum())
+    for (layer,), own in sums.group_by("layer", maintain_order=True):
+        found = estimate([requests[row["request"]] | row for row in own.iter_rows(named=True)], figure)
+        if found is not None:
+            alone = f"one request at most has {METRICS[figure].over[0]}, or lacks them" if found.low is None else None
+            yield frame["about"][at]["identity"], layer, found.low, found.high, found.why or alone
 
 
 def _ends(frame: pl.DataFrame, figures: Sequence[str]) -> list[pl.Series]:

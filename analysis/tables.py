@@ -19,7 +19,7 @@ from textwrap import TextWrapper, fill, wrap
 from typing import TYPE_CHECKING, Any
 
 from moereplay.results.result import METRICS
-from moereplay.traces.texts import SMALLEST, escaped, in_csv, in_markdown
+from moereplay.traces.texts import SMALLEST, escaped, in_csv, in_latex, in_markdown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -349,3 +349,53 @@ def _value(name: str, value: Any) -> object:
     if name in SHARES and value is not None:
         return Share(value)
     return str(value)[:DIGITS] if name in ("identity", "trace") else value
+
+
+# -- The same for a paper: a table of booktabs, with numbers and their intervals in math mode.
+
+#: The ends of an interval that are not called as their figure is.
+ENDS = {"difference": ("low", "high"), FORECAST["loss"]: (FORECAST["low"], FORECAST["high"])}
+#: Columns that a paper does without: --csv has them.
+NOT_IN_PAPERS = ("identity", "half_width", "better_on")
+
+
+def latex(rows: Rows, comments: Sequence[str] = (), shares: Sequence[str] = SHARES) -> str:
+    """Format rows as a LaTeX tabular for the package booktabs, below `comments`; `shares` are columns in percent.
+
+    `FIGURE_low` and `FIGURE_high` follow their figure in brackets.
+    """
+    filled = {name for row in rows for name, value in row.items() if value is not None}
+    known = [name for name in dict.fromkeys(name for row in rows for name in row) if name in filled]
+    ends = {name: ENDS.get(name, (f"{name}_low", f"{name}_high")) for name in known}
+    inside = {end for pair in ends.values() for end in pair}
+    shown = [name for name in known if name not in inside and name not in NOT_IN_PAPERS]
+    kinds = "".join("l" if any(isinstance(row.get(name), str) for row in rows) else "r" for name in shown)
+    heads = [_paper_head(name, name in shares) for name in shown]
+    cells = [[_in_math(row, name, ends[name], name in shares) for name in shown] for row in rows]
+    head, *body = (f"{' & '.join(line)} \\\\" for line in (heads, *cells))
+    said = [f"% {escaped(line)}" for line in comments]
+    begin = [f"\\begin{{tabular}}{{{kinds}}}", "\\toprule", head, "\\midrule"]
+    return "\n".join([*said, *begin, *body, "\\bottomrule", "\\end{tabular}"])
+
+
+def _paper_head(name: str, share: bool) -> str:
+    unit = r" (\%)" if share else " (ms)" if name.endswith("_ms") else ""
+    return in_latex(HEADS.get(name, name.replace("_", " "))) + unit
+
+
+def _in_math(row: Mapping[str, object], name: str, ends: tuple[str, str], share: bool) -> str:
+    """Return a cell: a text, or a number with its interval if there is one."""
+    value, *between = (row.get(each) for each in (name, *ends))
+    if value is None or isinstance(value, str | bool):
+        return "--" if value is None else in_latex(str(value))
+    number, low, high = (None if each is None else _math(each, share) for each in (value, *between))
+    return f"${number}$" if low is None or high is None else f"${number}\\ [{low},\\,{high}]$"
+
+
+def _math(value: object, share: bool) -> str:
+    if share and isinstance(value, int | float):
+        return f"{100 * value:.2f}"
+    usual = isinstance(value, float) and TINY <= abs(value) < 1000
+    text = f"{value:#.4g}" if usual else cell(value)  # every figure of a column with as many digits
+    mantissa, e, power = text.partition("e")
+    return f"{mantissa}\\times10^{{{int(power)}}}" if e else text.replace(",", "{,}")

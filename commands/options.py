@@ -115,7 +115,8 @@ BY_HEADING = {
     "Trace": "passes draft lookahead look_ahead logits kind reuse exponent recall decode_tokens layer dense_layers",
     "Checks": "every live check_tokens check_prompt check_requests tolerance_hit_rate tolerance_time",
     "Execution": "engine workers executor address nodes slurm shard budget repeat order_seed seed resume",
-    "Output": "out verbose as_json as_csv csv markdown as_markdown by top events record_to licence brief table errors",
+    "Output": "out verbose as_json as_csv csv markdown as_markdown as_latex by top events record_to licence brief "
+    "table errors request_layers",
     "Options": "",
 }
 HEADINGS = tuple(BY_HEADING)

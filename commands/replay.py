@@ -77,6 +77,9 @@ def replay(
     serving: Serving,
     as_json: Annotated[bool, typer.Option("--json", help="Print one configuration as one JSON document.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for results, in the format of `sweep run`.")] = None,
+    request_layers: Annotated[
+        bool, typer.Option("--request-layers", help="With --out: keep rows by request and layer, however many.")
+    ] = False,
     events: Annotated[
         Path | None, typer.Option(help="Event log to write, for one configuration (.parquet or .csv).")
     ] = None,
@@ -93,6 +96,8 @@ def replay(
     ranking_column(printed.by)
     if as_json + printed.csv + printed.markdown > 1:
         raise ConfigError("--json, --csv and --markdown are mutually exclusive")
+    if request_layers and out is None:
+        raise ConfigError("--request-layers requires --out")
     if serving.find_rate:
         _search_rates(opened, configs, serving, printed, [as_json, bool(events), bool(out)], engine)
         return
@@ -100,7 +105,10 @@ def replay(
     level = _level(serving)
     with keeping(lambda: _kept_in(out)), progress(len(configs), "replays") as advance:
         taken: list[int] = []
-        outcomes = run_grid(opened, configs, workers, bool(events), done=advance, engine=engine, took=taken.append)
+        by_layer = out is not None and (request_layers or None)
+        outcomes = run_grid(
+            opened, configs, workers, bool(events), done=advance, engine=engine, took=taken.append, by_layer=by_layer
+        )
         say_when_compiling()
         outcomes = list(_stored(out, outcomes, opened, configs, engine) if out else outcomes)
     if events:

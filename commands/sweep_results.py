@@ -15,12 +15,12 @@ from moereplay.analysis.checks import candidates_of, check_columns, in_short, su
 from moereplay.analysis.forecast import forecast_columns, nested
 from moereplay.analysis.metrics import averaged, judged, ranked, shared, with_latencies
 from moereplay.analysis.metrics import grouped as means
-from moereplay.analysis.tables import SHARES, cell, csv, drawn, markdown
+from moereplay.analysis.tables import SHARES, cell, csv, drawn, latex, markdown
 from moereplay.commands.options import By, Where, grouped
 from moereplay.commands.quality import Foreseen
 from moereplay.commands.terminal import say, show
 from moereplay.policies.grammar import deciding, foresight
-from moereplay.results import checks, read
+from moereplay.results import checks
 from moereplay.results.errors import unknown
 from moereplay.results.files import csv_text
 from moereplay.results.read import filtered, label_of, routing_of, seconds_of
@@ -28,6 +28,7 @@ from moereplay.results.remarks import bracketed
 from moereplay.results.settings import POLICIES
 from moereplay.results.stored import errors, load
 from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.parts import READERS
 from moereplay.sweeps.store import place_of
 from moereplay.traces.documents import json_text
 from moereplay.traces.texts import counted
@@ -43,7 +44,13 @@ class Form(NamedTuple):
 
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all rows as CSV.")] = False
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the rows as a Markdown table.")] = False
+    as_latex: Annotated[bool, typer.Option("--latex", help="Print the rows as a LaTeX table, with intervals.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON lines.")] = False
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether it shows intervals."""
+        return self.as_csv or self.as_json or self.as_latex
 
 
 @grouped
@@ -59,7 +66,7 @@ def sweep_show(
         bool, typer.Option("--errors", help="List configurations without a result, with the reason.")
     ] = False,
     table: Annotated[
-        str, typer.Option(help="With --csv or --json: print all counters of runs, layers or requests.")
+        str, typer.Option(help="With --csv or --json: print all counters of runs, layers, requests or request_layers.")
     ] = "",
     brief: Annotated[bool, typer.Option("--brief", help="Print only the best configuration and its lead.")] = False,
     *,
@@ -71,9 +78,7 @@ def sweep_show(
     if table:
         _print_all(_counters(folder, table, where or [], form, group_by), form.as_json)
         return
-    page = (
-        _failed(folder) if errors else _found(folder, by, where or [], group_by, foreseen, form.as_csv or form.as_json)
-    )
+    page = _failed(folder) if errors else _found(folder, by, where or [], group_by, foreseen, form.has_ends)
     if form.as_csv or form.as_json:
         _print_all(page.rows, form.as_json)
         return
@@ -83,6 +88,8 @@ def sweep_show(
     shown = in_short(page.rows.head(top).to_dicts())
     if form.as_markdown:
         print(markdown(shown))
+    elif form.as_latex:
+        print(latex(shown, page.heading))
     else:
         show(*page.heading, "", *drawn(shown), *page.checked, *page.best)
     if len(page.rows) > top:
@@ -91,14 +98,13 @@ def sweep_show(
 
 def _counters(folder: Path, name: str, where: Sequence[str], form: Form, group_by: str) -> pl.DataFrame:
     """Return a table of counters. Raises ResultError or ConfigError."""
-    tables = {"runs": read.runs, "layers": read.layers, "requests": read.requests}
-    if name not in tables:
-        raise unknown("table", name, tables)
+    if name not in READERS:
+        raise unknown("table", name, READERS)
     if group_by:
         raise ConfigError("--table cannot be combined with --group-by")
     if not (form.as_csv or form.as_json):
         raise ConfigError("--table requires --csv or --json")
-    found = tables[name](read.filtered(load(folder), where))
+    found = READERS[name](filtered(load(folder), where))
     return found.select(column for column, kind in found.schema.items() if not kind.is_nested())
 
 
@@ -155,6 +161,7 @@ def sweep_compare(
     ] = "hit_rate",
     where: Where = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with all digits.")] = False,
+    as_latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table, with intervals.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, with all digits.")] = False,
 ) -> None:
     """Compare one configuration with each of the others over the same requests. SIMULATED.
@@ -166,9 +173,12 @@ def sweep_compare(
     if as_csv or as_json:
         print(csv(found.rows) if as_csv else "\n".join(map(json_text, found.rows)))
         return
-    shown = [row | {name: _signed(row[name], by, sign) for name, sign in SIGNS.items()} for row in found.rows]
     unit = f"{by} (differences in points)" if by in SHARES else by
     asked = f"{label_of(frame)}: is {found.one} better by {unit} than each of these?"
+    if as_latex:
+        print(latex(found.rows, [asked, *routing_of(frame)], (*SHARES, *(by in SHARES) * ("difference",))))
+        return
+    shown = [row | {name: _signed(row[name], by, sign) for name, sign in SIGNS.items()} for row in found.rows]
     show(asked, *routing_of(frame), "", *drawn(shown), *found.remarks)
 
 

@@ -130,6 +130,10 @@ COUNTERS: dict[str, Counter] = {counter.name: counter for counter in _DECLARED}
 REQUEST_TIMES = ("start_ns", "ttft_ns", "decode_ns", "decode_passes", "decode_tokens", "end_ns", "tokens")
 REQUEST_TIMES += ("arrival_ns", "queued_ns")
 PHASES = ("prefill", "decode")
+#: Counters of a row per request, layer and phase: those that figures by layer divide. Each is charged by whole passes.
+BY_LAYER = ("accesses", "hits", "late", "misses", "compulsory", "collisions", "capacity")
+#: Requests x layers up to which stored replays keep those rows unasked: at most 10 ms and some 100 kB a configuration.
+MOST_BY_LAYER = 1 << 14
 LIFETIME_BUCKETS = 24  #: bucket b counts copies evicted after [2**(b-1), 2**b) steps; bucket 0 within their own step
 
 

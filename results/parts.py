@@ -2,7 +2,8 @@
 
 `replay --out` writes one part per configuration, `sweep run` one per few seconds of work, `sweep merge` one in total.
 
-OUT/part-2f61c0/configurations.parquet  layers.parquet  bounds.parquet  requests.parquet  provenance.json
+OUT/part-2f61c0/configurations.parquet  layers.parquet  bounds.parquet  requests.parquet  request_layers.parquet
+OUT/part-2f61c0/provenance.json
 
 Every reader goes through the checks of this file: the provenance by its own digest, the part's name by what it holds,
 the files that are there by the list, and the content of each by its sha256, before anything parses it.
@@ -28,7 +29,7 @@ from moereplay.results.schema import FACTS, IN_FULL, ORDER, table_schemas, with_
 from moereplay.traces.documents import canonical_digest, content, from_json, json_text
 
 SWEEP_VERSION = 1  #: of the tables' columns
-TABLES = ("configurations", "layers", "requests", "bounds")
+TABLES = ("configurations", "layers", "requests", "request_layers", "bounds")
 PARTS = "part-*"
 PROVENANCE = "provenance.json"
 MOST_BYTES = 1 << 30  #: of one file of results
@@ -43,7 +44,8 @@ class Part:
     """Tables as Parquet files by name, and the identities that they contain, by kind."""
 
     files: Mapping[str, bytes]  #: table -> file
-    holds: Mapping[str, Sequence[str]]  #: configuration | bound | requests | error -> identities
+    #: configuration | bound | requests | request_layers | error -> identities
+    holds: Mapping[str, Sequence[str]]
 
     @property
     def name(self) -> str:
@@ -137,13 +139,16 @@ def check_table(data: bytes, file: str, provenance: Mapping[str, Any], where: Pa
         raise _damaged(where, file)
 
 
-def stored(provenances: Iterable[Mapping[str, Any]], requests: bool) -> set[tuple[str, str]]:
-    """Return the keys of the jobs that need not run again; a configuration that ended in an error may."""
-    held: dict[str, set[str]] = {"configuration": set(), "bound": set(), "requests": set()}
+def stored(provenances: Iterable[Mapping[str, Any]], *wanted: str) -> set[tuple[str, str]]:
+    """Return the keys of the jobs that need not run again; a configuration that ended in an error may.
+
+    `wanted` names further tables whose rows a configuration must have: requests, request_layers.
+    """
+    held: dict[str, set[str]] = {what: set() for what in ("configuration", "bound", *wanted)}
     for provenance in provenances:
         for what, identities in provenance["holds"].items():
             held.setdefault(what, set()).update(identities)
-    configurations = held["configuration"] & held["requests"] if requests else held["configuration"]
+    configurations = held["configuration"].intersection(*(held[table] for table in wanted))
     return {("configuration", name) for name in configurations} | {("bound", name) for name in held["bound"]}
 
 
@@ -228,10 +233,22 @@ def rows_of(result: Result, bound: str | None, requests: bool = True) -> Rows:
 def part_of(result: Result, bound: str | None, counted: Mapping[str, int | None] | None) -> Part:
     """Make a part of one result and the bounds of its hits."""
     rows, holds = rows_of(result, bound), {name: [result.about["identity"]] for name in ("configuration", "requests")}
+    layered = {}
+    if result.request_layers:
+        layered["request_layers"] = frame_bytes(by_layer_of(result))
+        holds["request_layers"] = holds["requests"]
     if bound is not None and counted is not None:
         rows["bounds"], holds["bound"] = [key(bound) | dict(counted)], [bound]
     schemas = table_schemas(result.kinds, result.about["policies"])
-    return Part({name: to_parquet(table, schemas[name]) for name, table in rows.items() if table}, holds)
+    return Part({name: to_parquet(table, schemas[name]) for name, table in rows.items() if table} | layered, holds)
+
+
+def by_layer_of(result: Result) -> pl.DataFrame:
+    """Return the table `request_layers` of a result: columns, because rows as dictionaries would take longer."""
+    schema, columns = table_schemas()["request_layers"], _counters(result.request_layers)
+    own = pl.DataFrame(columns, schema={name: schema[name] for name in columns})
+    about = key(result.about["identity"]).items()
+    return own.select(*(pl.lit(value, schema[name]).alias(name) for name, value in about), pl.all())
 
 
 def to_parquet(rows: Iterable[Row], schema: pl.Schema) -> bytes:

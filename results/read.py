@@ -44,6 +44,11 @@ def requests(frame: pl.DataFrame) -> pl.DataFrame:
     return _exploded(frame, "per_request")
 
 
+def request_layers(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a tidy row per configuration, request, layer and phase, of those counters that figures by layer divide."""
+    return _exploded(frame.filter(pl.col("per_request_layer").is_not_null()), "per_request_layer")
+
+
 def only(frame: pl.DataFrame, /, **wanted: str | Collection[str]) -> pl.DataFrame:
     """Return the configurations whose fields have one of the wanted values: `only(frame, contract="atomic")`.
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 Row = dict[str, Any]
+Columns = Mapping[str, list[Any]]  #: of many rows, by name
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Result:
     per_request: list[Row]
     about: Row
     events: list[Event] = field(default_factory=list)
+    request_layers: Columns = field(default_factory=dict)  #: of a row per request, layer and phase, if they were kept
 
     def __repr__(self) -> str:
         what = f"{self.about['model']}, {self.config['eviction']} at {self.config['capacity']}"

@@ -5,6 +5,7 @@ A row of `replay --out` is nested as the JSON document is; the tables of a sweep
 configurations  one row per configuration: settings, totals, latencies; `error` gives the reason for missing totals
 layers          one row per configuration, layer and phase
 requests        one row per configuration and request, if the experiment asks for them
+request_layers  one row per configuration, request, layer and phase with an access, as the requests; many only if asked
 bounds          one row per count that bounds hit rates; `configurations.bound` points here
 
 Settings and policies are those that the writer names, counters those that are declared. A reader knows this version's
@@ -19,7 +20,7 @@ from typing import Any
 
 import polars as pl
 
-from moereplay.results.counters import COUNTERS, REQUEST_TIMES, WATTS, Rows
+from moereplay.results.counters import BY_LAYER, COUNTERS, REQUEST_TIMES, WATTS, Rows, heading_of
 from moereplay.results.errors import ResultError
 from moereplay.results.settings import older, setting_kinds
 from moereplay.traces.documents import canonical_digest
@@ -70,6 +71,7 @@ ORDER = {
     "configurations": ["identity"],
     "layers": ["identity", "layer", "phase"],
     "requests": ["identity", "request"],
+    "request_layers": ["identity", "request", "layer", "phase"],
     "bounds": ["identity"],
 }
 _LAYER: Columns = {"layer": pl.Int64, "phase": pl.String}
@@ -101,6 +103,9 @@ def table_schemas(kinds: Mapping[str, str] | None = None, policies: Iterable[str
         "configurations": pl.Schema(_KEY | outcome | settings | FACTS | spelled_out | totals | LATENCIES),
         "layers": pl.Schema(_KEY | _LAYER | _counters("layer", flat=True) | LIFETIME),
         "requests": pl.Schema(_KEY | _REQUEST | _counters("request", flat=True)),
+        "request_layers": pl.Schema(
+            _KEY | {"request": pl.Int64} | _LAYER | {heading_of(name): pl.Int64 for name in BY_LAYER}
+        ),
         "bounds": pl.Schema(_KEY | BOUNDS),
     }
 

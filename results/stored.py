@@ -67,7 +67,7 @@ class OlderFile:
 
     def frame(self, name: str) -> pl.DataFrame | None:
         """Return a table of its rows. Raises ResultError if the file is broken, foreign, or newer than this code."""
-        return self._tables[name]
+        return self._tables.get(name)
 
     @cached_property
     def _tables(self) -> dict[str, pl.DataFrame]:
@@ -179,7 +179,9 @@ def load(folder: Path) -> pl.DataFrame:
     )
     nested = _joined(nested, _bounds(found), "bound")
     nested = _joined(nested, _lists(found, "layers", "per_layer"), "identity")
-    return _joined(nested, _lists(found, "requests", "per_request"), "identity").drop("identity", "bound")
+    nested = _joined(nested, _lists(found, "requests", "per_request"), "identity")
+    by_layer = _lists(found, "request_layers", "per_request_layer")
+    return _joined(nested, by_layer, "identity").drop("identity", "bound")
 
 
 def _with_routing(table: pl.DataFrame) -> pl.DataFrame:

@@ -11,7 +11,7 @@ import numpy as np
 
 from moereplay.policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction
 from moereplay.policies.grammar import Chosen
-from moereplay.results.result import Event, Row
+from moereplay.results.result import Columns, Event, Row
 from moereplay.simulator.arrivals import ShareSource
 from moereplay.simulator.capacity import Listed, bytes_before, pairs_of, room
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig
@@ -53,6 +53,7 @@ class RunSpec:
     lower: tuple[int, ...] = ()  #: bytes of each tier between the fast and the slow one, from the top down
     resident: tuple[int, ...] = ()  #: copies y that are in the fast tier for good
     arrivals: tuple[int, ...] = ()  #: when each request arrives, ns; empty if all are there at the start
+    by_layer: bool = False  #: whether rows per request and layer are kept
 
     def beside(self, resident: Listed) -> RunSpec:
         """Return the run with these (layer, expert) in the fast tier for good.
@@ -150,6 +151,10 @@ class RunCounters(Protocol):
 
     def per_request(self) -> list[Row]:
         """Return a row per request in run order."""
+        ...
+
+    def request_layers(self) -> Columns:
+        """Return the columns of a row per request, layer and phase, in run order; empty if they were not kept."""
         ...
 
 

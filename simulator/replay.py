@@ -9,7 +9,7 @@ import numpy as np
 
 from moereplay import policies
 from moereplay.policies.contract import GIVEN_PROFILE, PolicyError
-from moereplay.results.counters import PHASES, facts
+from moereplay.results.counters import MOST_BY_LAYER, PHASES, facts
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
@@ -49,6 +49,7 @@ class Plan:
     resident: tuple[tuple[int, int], ...] = ()  #: (layer, expert) that are in the fast tier for good
     longest: int = 0  #: positions in the KV cache at most, if the platform asks for its peak; 0: unknown
     arrivals: tuple[int, ...] = ()  #: of each request, ns; empty if all are there at the start
+    by_layer: bool = False  #: whether rows per request and layer are kept
 
     @property
     def warning(self) -> str | None:
@@ -167,7 +168,7 @@ class Plan:
     @cached_property
     def _spec(self) -> RunSpec:
         spec = RunSpec(self.config, self.layout, self._times, self.capacity.pools, lower=self.lower)
-        return replace(spec.beside(self.resident), arrivals=self.arrivals)
+        return replace(spec.beside(self.resident), arrivals=self.arrivals, by_layer=self.by_layer)
 
 
 def plan(trace: Trace, config: ReplayConfig, requests: int = 0) -> Plan:
@@ -247,14 +248,17 @@ def replay(
     engine: str = ENGINES[0],
     sharing: Sharing | None = None,
     requests: int = 0,
+    by_layer: bool | None = False,
 ) -> Result:
     """Replay `trace`; the same arguments give the same result. Raises ConfigError, PolicyError or TraceError.
 
     With `sharing`, consecutive replays that differ only in their platform share decisions that do not depend on time.
-    `requests` is that of `plan`.
+    `requests` is that of `plan`. `by_layer` keeps rows per request and layer; None: if they are few.
     """
     check_engine(engine)
     ready = plan(trace, config, requests)
+    few = (requests or trace.requests) * trace.geometry.layers <= MOST_BY_LAYER
+    ready = replace(ready, by_layer=few if by_layer is None else by_layer)
     if engine == "reference":
         return replay_source(ready.spec(log).source_of(trace), ready, log)
     return report(_run_compiled(trace, ready, log, sharing), ready)
@@ -292,7 +296,7 @@ def report(ran: FinishedRun, ready: Plan) -> Result:
     config = ready.config.model_dump(mode="json") | {kind: getattr(ready.chosen, kind).text() for kind in KINDS}
     counters, events = ran.counters, list(ran.events)
     counted = counters.totals(ran.end_ns), counters.per_layer(), counters.per_request()
-    return Result(config, setting_kinds(), *counted, _about(ready, *counted[:2]), events)
+    return Result(config, setting_kinds(), *counted, _about(ready, *counted[:2]), events, counters.request_layers())
 
 
 def report_measured(ran: FinishedRun, ready: Plan) -> Result:

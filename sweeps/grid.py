@@ -56,10 +56,12 @@ def run_grid(
     done: Callable[[], None] = lambda: None,
     engine: str = ENGINES[0],
     took: Callable[[int], None] = lambda many: None,
+    by_layer: bool | None = False,
 ) -> Iterator[Outcome]:
     """Replay every configuration, in order, with its bound if `bounded`; `done` is called after each replay.
 
     `took` is called with how many more replays took over the decisions of another on another platform.
+    `by_layer` is that of `replay`.
 
     All are checked at once, and replayed when the iterator advances. Raises ConfigError, PolicyError or TraceError.
     """
@@ -67,7 +69,7 @@ def run_grid(
     for config in configs:
         plan(trace, config)
     bounds = [bound_of(trace, config) if bounded else None for config in configs]
-    return _outcomes(trace, bounds, _replays(Run(trace, log, engine), configs, workers, done, took))
+    return _outcomes(trace, bounds, _replays(Run(trace, log, engine, by_layer), configs, workers, done, took))
 
 
 def _outcomes(trace: Trace, bounds: Sequence[Bound | None], results: Iterator[Result]) -> Iterator[Outcome]:
@@ -84,6 +86,7 @@ class Run(NamedTuple):
     trace: Trace
     log: bool
     engine: str
+    by_layer: bool | None = False
 
     def __call__(self, group: Sequence[ReplayConfig]) -> Replayed:
         """Replay the trace under configurations that may share decisions."""
@@ -93,7 +96,7 @@ class Run(NamedTuple):
 
     def _attempt(self, config: ReplayConfig, sharing: Sharing | None) -> Result | Exception:
         try:
-            return replay(self.trace, config, self.log, self.engine, sharing)
+            return replay(self.trace, config, self.log, self.engine, sharing, by_layer=self.by_layer)
         except Exception as error:  # those before it in the grid are not lost
             return error
 
@@ -157,7 +160,7 @@ def _mapped(run: Run, groups: Sequence[Sequence[ReplayConfig]], workers: int) ->
     if run.engine == "compiled" and workers > 1:
         yield from in_threads(run, groups, workers)
     elif workers > 1 and run.trace.path is not None:
-        work = partial(_replay_in_worker, run.trace.path, run.log, run.engine)
+        work = partial(_replay_in_worker, run.trace.path, *run[1:])
         prepare = partial(files.register_all, files.registered())
         for result in in_processes(work, [group[0] for group in groups], workers, prepare):
             yield Replayed([result], 0)
@@ -165,9 +168,9 @@ def _mapped(run: Run, groups: Sequence[Sequence[ReplayConfig]], workers: int) ->
         yield from map(run, groups)
 
 
-def _replay_in_worker(path: Path, log: bool, engine: str, config: ReplayConfig) -> Result:
+def _replay_in_worker(path: Path, log: bool, engine: str, by_layer: bool | None, config: ReplayConfig) -> Result:
     try:
-        return replay(_open_once(path), config, log, engine)
+        return replay(_open_once(path), config, log, engine, by_layer=by_layer)
     except Exception as error:  # where it was raised is lost between processes
         blamed = files.blamed(error)
         if blamed is None:

@@ -11,11 +11,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
+import polars as pl
+
 from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
 from moereplay.policies.grammar import foresight
 from moereplay.results import parts
-from moereplay.results.parts import Part, Rows, key
+from moereplay.results.parts import Part, Rows, by_layer_of, frame_bytes, key
 from moereplay.results.result import Result, Row, searched
 from moereplay.results.schema import table_schemas
 from moereplay.results.settings import setting_kinds
@@ -197,6 +199,7 @@ class Batch:
     policies: tuple[
         tuple[str, bytes], ...
     ] = ()  #: files of the user's own, as `policies.files.registered` returns them
+    by_layer: bool = False  #: whether rows per request and layer are kept however many they are
 
 
 class Headline(NamedTuple):
@@ -220,7 +223,7 @@ class Computed(NamedTuple):
 def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) -> Computed:
     """Replay a batch. A job that fails becomes an error row; `began` gets the position of each job as it starts."""
     tables: Rows = {}
-    headlines = []
+    headlines, by_layer = [], dict[str, pl.DataFrame]()
     often, sharing, knows = Counter(job.shares for job in batch.jobs), Sharing(), foresight()
     for position, job in enumerate(batch.jobs):
         began(position)
@@ -228,11 +231,16 @@ def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) 
         result, error = _attempt(job, batch, sharing if job.shares and often[job.shares] > 1 else None)
         for table, rows in rows_of(job, result, error, batch.requests).items():
             tables.setdefault(table, []).extend(rows)
+        if batch.requests and isinstance(result, Result) and result.request_layers:
+            by_layer[job.identity] = by_layer_of(result)
         figures, taken = searched(result) if isinstance(result, Result) else {}, sharing.taken > before
         seconds, foresees = time.perf_counter() - start, knows(job.config.model_dump())
         headlines.append(Headline(job.key, seconds, error, figures, taken, foresees))
     files = {table: to_parquet(table, rows) for table, rows in tables.items() if rows}
-    return Computed(Part(files, _holds(batch, headlines)), headlines)
+    holds = _holds(batch, headlines)
+    if by_layer:
+        files["request_layers"], holds["request_layers"] = frame_bytes(pl.concat(by_layer.values())), sorted(by_layer)
+    return Computed(Part(files, holds), headlines)
 
 
 def _attempt(job: Job, batch: Batch, sharing: Sharing | None) -> tuple[Result | Counted | None, str | None]:
@@ -241,7 +249,8 @@ def _attempt(job: Job, batch: Batch, sharing: Sharing | None) -> tuple[Result | 
         trace = opened(job.trace, job.digest)
         if job.counted:
             return count(trace, job.counted), None
-        return replay(trace, job.config, engine=batch.engine, sharing=sharing), None
+        kept = None if batch.requests and not batch.by_layer else batch.by_layer  # few if not said, none without rows
+        return replay(trace, job.config, engine=batch.engine, sharing=sharing, by_layer=kept), None
     except (ConfigError, PolicyError, TraceError) as error:
         return None, str(error)
     except Exception as error:  # one bad configuration must not end the sweep

@@ -158,7 +158,7 @@ def _holds(tables: dict[str, pl.DataFrame]) -> dict[str, list[str]]:
         "configuration": made.filter(pl.col("error").is_null())["identity"].to_list(),
         "error": made.filter(pl.col("error").is_not_null())["identity"].to_list(),
         "bound": tables["bounds"]["identity"].to_list(),
-        "requests": tables["requests"]["identity"].unique().sort().to_list(),
+        **{name: tables[name]["identity"].unique().sort().to_list() for name in ("requests", "request_layers")},
     }
     return {what: identities for what, identities in holds.items() if identities}
 
@@ -173,14 +173,15 @@ def _provenance(sources: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 # -- Reading
 
-READERS = {"runs": read.runs, "layers": read.layers, "requests": read.requests}
+READERS = {name: getattr(read, name) for name in ("runs", "layers", "requests", "request_layers")}
 
 
 def read_results(folder: str | Path, table: str = "runs") -> pl.DataFrame:
     """Read the results of `replay --out`, `sweep run` or `sweep merge` in a folder, or at a URL, as one frame.
 
-    `table` is "runs" (a row per configuration), "layers" (per configuration, layer and phase) or "requests" (per
-    configuration and request). Columns: settings, then counters; names that end in `_ns` are in nanoseconds.
+    `table` is "runs" (a row per configuration), "layers" (per configuration, layer and phase), "requests" (per
+    configuration and request) or "request_layers" (per configuration, request, layer and phase).
+    Columns: settings, then counters; names that end in `_ns` are in nanoseconds.
     Raises ResultError if there are no results, or naming a damaged file.
     """
     if table not in READERS:

@@ -102,7 +102,7 @@ def notes(sweep: Sweep) -> list[str]:
 
 def left_to_do(sweep: Sweep, out: Place, jobs: Iterable[Job]) -> list[Job]:
     """Return the jobs without a result in `out`. Raises ConfigError if its parts cannot be read."""
-    done = stored(out.provenances(), sweep.experiment.requests is True)
+    done = stored(out.provenances(), *sweep.experiment.wanted)
     return [job for job in jobs if job.key not in done]
 
 
@@ -135,7 +135,8 @@ def execute(
         machines = {job.config.platform for job in jobs if job.kind == "configuration"}
         executor = start(out, sweep_provenance(sweep.file.name, sweep.traces, engine, machines, command))
         try:
-            return Dispatcher(jobs, executor, engine, sweep.experiment.keeps_requests).run(watch, stopping)
+            kept = sweep.experiment.keeps_requests, sweep.experiment.request_layers
+            return Dispatcher(jobs, executor, engine, *kept).run(watch, stopping)
         finally:
             executor.close()
 
@@ -190,12 +191,14 @@ class Progress:
 class Dispatcher:
     """Driver that hands jobs to an executor until all are stored or given up, or a stop is requested."""
 
-    def __init__(self, jobs: Iterable[Job], executor: Executor, engine: str, requests: bool) -> None:
+    def __init__(
+        self, jobs: Iterable[Job], executor: Executor, engine: str, requests: bool, by_layer: bool = False
+    ) -> None:
         longest_first = sorted(jobs, key=lambda job: -job.work)  # stable: ties in the given order
         self._queue = deque(job for group in in_groups(longest_first) for job in group)
         self._suspects: deque[Job] = deque()  # were running when a worker died; they run one at a time
         self._struck: set[tuple[str, str]] = set()
-        self._executor, self._engine, self._requests = executor, engine, requests
+        self._executor, self._engine, self._requests, self._by_layer = executor, engine, requests, by_layer
         self._running: dict[int, Batch] = {}
         self._numbers = 0
         self._seconds, self._work = 0.0, 0  # of finished jobs
@@ -236,7 +239,8 @@ class Dispatcher:
         return any(job.key in self._struck for batch in self._running.values() for job in batch.jobs)
 
     def _submit(self, jobs: list[Job], alone: bool) -> None:
-        batch = Batch(self._numbers, tuple(jobs), self._engine, self._requests, tuple(files.registered()))
+        own = tuple(files.registered())
+        batch = Batch(self._numbers, tuple(jobs), self._engine, self._requests, own, self._by_layer)
         self._numbers += 1
         self._running[batch.number] = batch
         self._executor.submit(batch, alone)
@@ -390,7 +394,7 @@ def _computed(group: Sequence[Job], engine: str) -> Computed:
 
 def _request_bytes(jobs: Sequence[Job], parts: Sequence[Computed], count: float) -> float:
     """Estimate the bytes of request rows: a fixed cost for each of `count` parts and the rows of configurations."""
-    files = [part.part.files.get("requests") for part in parts]
+    files = [part.part.files.get(name) for part in parts for name in ("requests", "request_layers")]
     configurations = sum(headline.key[0] == "configuration" for part in parts for headline in part.headlines)
     beside = len(to_parquet("requests", []))
     rows = sum(len(file) - beside for file in files if file)

@@ -206,6 +206,15 @@ def in_csv(text: str) -> str:
     return f"'{cell}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else cell
 
 
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {mark: f"\\{mark}" for mark in "&%$#_{}"} | {mark: f"${mark}$" for mark in "<>|"}
+
+
+def in_latex(text: str) -> str:
+    """Return the text for a cell of a LaTeX table, with every command disabled."""
+    return escaped(text).translate(str.maketrans(LATEX))
+
+
 def in_markdown(text: str) -> str:
     """Return the text for a cell or a line of Markdown, with markup, links and HTML disabled."""
     return MARKUP.sub(r"\\\1", escaped(text)).replace("&", "&amp;").replace("<", "&lt;")

@@ -88,6 +88,7 @@ HANDLE, NARROW_ENTRY = 0.45, 0.15  # inches: of a legend entry before its text, 
 NARROW_LETTER, NARROW_LEFT = 0.53 / 72, 0.8  # as `LETTER`; and additional space for tick labels on a wide page
 NARROW_SIZE = 7.0  # points: every text of a page whose width is given
 LEAST_HEIGHT, SHAPE = 1.3, 0.75  # inches down, and height by width, of its panels
+FIRST = 0.32  #: inches above its first row of panels, at most, for the heading
 MARKERS = 16  #: approximate number of markers on a line
 MOST_STEPS = 6  #: of a percent axis
 TICK_ROOM = 0.29  #: inches between ticks of a percent axis, at least
@@ -96,6 +97,8 @@ TICK_LETTER = 1.08  #: width of a digit relative to `LETTER`
 MARGINS = 0.05  #: of a horizontal axis, at each end, relative to its values
 SMALL = 6.5  #: points: letters of a note above a panel
 HIDDEN = 1 / 300  #: of the height of a panel: lines that are this close cover one another
+SPREAD = 0.8  #: part of the room between two places over which intervals at one of them lie
+BEYOND = 0.95  #: of whole numbers at an end of the axis: less than one, which would have a tick
 ABOVE = 1.06  #: room above the highest value
 IN_BAR = 7  #: points: letters of a label inside a bar
 BAR = 0.72  #: height of a bar, in rows
@@ -142,7 +145,8 @@ class Sheet:
         self._subtitle = _wrapped(texts[0], self._width - 2 * MARGIN, TEXT_SIZE)
         self._note = _wrapped(texts[1], self._width - 2 * MARGIN, NOTE_SIZE)
         head = 0.08 if self._narrow else 0.62
-        self._top = head + LINE * (len(self._subtitle) + 1.5 * any(chart.columns)) + self._above
+        above = min(self._above, FIRST) if self._narrow else self._above  # nothing ends above the first row
+        self._top = head + LINE * (len(self._subtitle) + 1.5 * any(chart.columns)) + above
         entries = math.ceil(len(legend) / self._legend_columns) * self._narrow
         below = LINE * len(self._note) + NARROW_ENTRY * entries
         self._height = self._top + self._down + chart.below + AXIS_LABEL + below + MARGIN / 2
@@ -283,8 +287,9 @@ def _drawn(look: Look, joined: bool = True) -> dict[str, Any]:
 
 
 def _fill(axes: Axes, panel: Panel, longest: float) -> None:
+    step = _step(axes, panel.series)
     for at, each in enumerate(panel.series):
-        _series(axes, each, at - (len(panel.series) - 1) / 2)
+        _series(axes, each, at - (len(panel.series) - 1) / 2, step)
     for rule in panel.rules:
         draw = axes.axvline if rule.upright else axes.axhline
         look = rule.look
@@ -295,8 +300,15 @@ def _fill(axes: Axes, panel: Panel, longest: float) -> None:
         axes.grid(axis="y", visible=False)
 
 
-def _series(axes: Axes, series: Series, aside: float) -> None:
-    """Draw a line, with its intervals moved aside by so many points, so that those at one place are all seen."""
+def _step(axes: Axes, series: Sequence[Series]) -> float:
+    """Return by how many points intervals at one place lie apart: a point, or less where many places are near."""
+    places = {point.x for line in series if not line.across for point in line.points if point.low is not None}
+    near = axes.bbox.width / DPI * 72 / max(1, len(places))
+    return min(1.0, SPREAD * near / max(1, len(series)))
+
+
+def _series(axes: Axes, series: Series, aside: float, step: float) -> None:
+    """Draw a line, with its intervals moved aside by so many steps, so that those at one place are all seen."""
     if not series.points:
         return
     x = np.array([point.x for point in series.points], float)
@@ -312,7 +324,8 @@ def _series(axes: Axes, series: Series, aside: float) -> None:
         places, low, high = np.array(
             [((point.x, point.y)[series.across], point.low, point.high) for point in known], float
         ).T
-        look = {"colors": series.look.colour, "linewidth": 1.1, "alpha": 0.75, "zorder": 1.9}
+        look = {"colors": series.look.colour, "linewidth": min(1.1, 1.1 * step), "alpha": 0.75, "zorder": 1.9}
+        aside *= step
         draw = axes.hlines if series.across else axes.vlines
         moved = ScaledTranslation(*((0, aside / 72) if series.across else (aside / 72, 0)), axes.figure.dpi_scale_trans)
         look["transform"] = axes.transData + moved
@@ -344,7 +357,8 @@ def _scale(axes: Axes, chart: Chart, panel: Panel, sharing: Sequence[Panel]) -> 
     x, y = panel.x or chart.x, panel.y or chart.y
     if x.format == "whole":
         last = max(point.x for _, _, each in chart.cells() for series in each.series for point in series.points)
-        axes.set_xlim(-0.5 - last / 60, last + 0.5 + last / 60)
+        beyond = min(0.5 + last / 60, BEYOND)
+        axes.set_xlim(-beyond, last + beyond)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
     if x.ticks:
         own = [panel] if chart.own_x else [each for _, _, each in chart.cells()]

@@ -155,6 +155,8 @@ def panel_size(rows: int, columns: int) -> tuple[float, float]:
 
 # Words below a figure
 
+BARS = "Bars:"  #: begins the sentence on intervals that are there
+
 BY_TOKEN = "prompt tokens (one per pass)"
 ONLY = {"prefill": "every pass is a prompt's", "decode": "no prompt was replayed"}
 
@@ -194,7 +196,7 @@ def _intervals(frame: pl.DataFrame) -> str:
     if max(map(len, kept)) < FEW:
         return "No intervals: one request." if max(map(len, kept)) == 1 else f"No intervals: fewer than {FEW} requests."
     kept = [rows for rows in kept if len(rows) >= FEW]
-    return f"Bars: 95% CI over requests (n = {min(map(len, kept))})."
+    return f"{BARS} 95% CI over requests (n = {min(map(len, kept))})."
 
 
 def joined(*sentences: str) -> str:

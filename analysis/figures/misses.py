@@ -7,7 +7,9 @@ import polars as pl
 from moereplay.analysis.figures.by_capacity import BELADY_NAME
 from moereplay.analysis.figures.chart import LETTER, TEXT_SIZE, Axis, Bar, Chart, Entry, Panel, Part, Rule, legend
 from moereplay.analysis.figures.facets import (
+    BARS,
     BY_TOKEN,
+    Facets,
     covered,
     facets,
     joined,
@@ -15,7 +17,7 @@ from moereplay.analysis.figures.facets import (
     panel_size,
     phase_names,
 )
-from moereplay.analysis.metrics import HIGH, LOW, with_ends, with_ratios
+from moereplay.analysis.metrics import HIGH, LOW, WHY, with_ends, with_layer_ends, with_ratios
 from moereplay.analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, DASHED, Look, looks
 from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
@@ -85,7 +87,7 @@ def _panel(rows: pl.DataFrame, names: list[str]) -> Panel:
 # every layer, a decode pass a few; in a sum, the collisions of a few prefill passes would hide those of decode.
 
 
-NO_ENDS = "No intervals: per-request rows are not stored by layer."
+NOT_KEPT = "No intervals: rows by request and layer were not stored; replay with --request-layers."
 #: Remedies if no pass has the phase.
 WITHOUT = {
     "decode": "no pass decodes; draw collisions_in_prefill, or replay a trace that has decoded tokens",
@@ -110,7 +112,7 @@ def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str) -> Chart:
         title=f"Collisions per {per} by layer, {names.get(phase, 'all passes')}",
         subtitle=laid.shared,
         label=laid.label,
-        note=joined(covered(frame, *({phase} & names.keys())), definition, absent, NO_ENDS, laid.left_out),
+        note=joined(covered(frame, *({phase} & names.keys())), definition, absent, _intervals(laid), laid.left_out),
         x=Axis("MoE layer", "whole"),
         y=Axis(f"collisions per {per}", "share", zero=True),
         columns=laid.titles,
@@ -123,6 +125,18 @@ def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str) -> Chart:
         size=panel_size(len(laid.settings), len(laid.capacities)),
         names_hidden=True,
         stacks=True,
+    )
+
+
+def _intervals(laid: Facets) -> str:
+    """Explain the error bars of layers, or why there are none."""
+    known, why = laid.rows["value_low"].count(), laid.rows["value_why"].drop_nulls().unique().sort().to_list()
+    if not laid.intervals.startswith(BARS):
+        return laid.intervals
+    if not known:
+        return f"No intervals: {'; '.join(why)}." if why else NOT_KEPT
+    return joined(
+        f"{laid.intervals[:-1]}, for each layer alone.", f"Layers without a bar: {'; '.join(why)}." * bool(why)
     )
 
 
@@ -151,7 +165,8 @@ def _points(frame: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
         raise ResultError(WITHOUT.get(phase, "no result has rows of layers; replay again with moereplay replay"))
     sums = rows.group_by("identity", "layer").agg(pl.col("collisions", "misses", "accesses").sum())
     about = rows.drop("layer", "collisions", "misses", "accesses").unique("identity", maintain_order=True)
-    points = with_ratios(sums.join(about, on="identity")).with_columns(pl.col(ratio).alias("value"))
+    points = with_layer_ends(frame, with_ratios(sums.join(about, on="identity")), ratio, phase)
+    points = points.with_columns(pl.col(f"{ratio}{end}").alias(f"value{end}") for end in ("", LOW, HIGH, WHY))
     if points["value"].drop_nulls().is_empty():
         raise ResultError(
             f"{ratio} is undefined in every layer ({phase}): there are no misses; replay a smaller --capacity"

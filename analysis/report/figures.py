@@ -11,7 +11,7 @@ import polars as pl
 from moereplay.analysis.figures.by_capacity import behind, bounds, curve_series, dots_of
 from moereplay.analysis.figures.chart import Axis, Chart, Panel, Tick, coinciding, places, spans_a_decade
 from moereplay.analysis.figures.facets import joined, lines, phase_names
-from moereplay.analysis.metrics import HIGH, LOW, with_ratios
+from moereplay.analysis.metrics import HIGH, LOW, with_layer_ends, with_ratios
 from moereplay.analysis.palette import DASHES, SOLID, Look, looks
 from moereplay.analysis.report.cases import Case, Material, Run
 from moereplay.analysis.report.vega import Figure
@@ -152,13 +152,14 @@ def _collisions(at: int, runs: Sequence[Run], drawn: Mapping[str, Look], frame: 
     cells = layers(shown)
     phase = "decode" if "decode" in cells["phase"].to_list() else "prefill"
     name = phase_names(shown)[phase]
-    rows = with_ratios(cells.filter(pl.col("phase") == phase)).drop_nulls("collisions_per_miss")
-    rows = rows.select("identity", pl.col("layer").cast(pl.Float64), "collisions_per_miss")
+    rows, ratio = with_ratios(cells.filter(pl.col("phase") == phase)), "collisions_per_miss"
+    rows = with_layer_ends(shown, rows.drop_nulls(ratio), ratio, phase)
+    rows = rows.select("identity", pl.col("layer").cast(pl.Float64), *(f"{ratio}{end}" for end in ("", LOW, HIGH)))
     found = []
     for number, size in enumerate(_few(runs)):
         own = [run for run in runs if percent(run) == size]
         names = pl.DataFrame({"identity": [run["identity"] for run in own], "series": [run["series"] for run in own]})
-        series = lines(rows.join(names, on="identity"), "layer", "collisions_per_miss", drawn, "series")
+        series = lines(rows.join(names, on="identity"), "layer", ratio, drawn, "series")
         definition = f"Collisions: {COUNTERS['collisions'].definition}."
         chart = Chart(
             f"Collisions per miss by layer, capacity {own[0]['config']['capacity']}, {name}",

@@ -6,7 +6,7 @@ pass is charged to the request and phase of its first row, work per token to the
 
 from __future__ import annotations
 
-from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS
+from moereplay.results.counters import BY_LAYER, COUNTERS, LIFETIME_BUCKETS
 from moereplay.simulator.compiled.state import expert_of, layer_of, row_at
 from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import bit_length, called, fast
@@ -16,6 +16,7 @@ WIDTH = len(COUNTERS)
 BUCKETS = LIFETIME_BUCKETS
 _COLUMNS = {name.upper(): column for column, name in enumerate(COUNTERS)}
 DRAFT_ROWS, DRAFT_REJECTED = _COLUMNS["DRAFT_ROWS"], _COLUMNS["DRAFT_REJECTED"]
+LAYERED = [_COLUMNS[name.upper()] for name in BY_LAYER]  #: columns that rows per request and layer have
 ASSIGNMENTS_KEPT, MASS, MASS_KEPT = (_COLUMNS[name] for name in ("ASSIGNMENTS_KEPT", "MASS", "MASS_KEPT"))
 
 #: Columns of a request's times.
@@ -150,6 +151,21 @@ def close_row(s):
         if s["counters"]["row"] != NO_ROW:
             s.rows[s["counters"]["row"], counter] += total - s.before[counter]
         s.before[counter] = total
+    if s["n_layered"] > 0:
+        close_layers(s)
+
+
+@fast
+def close_layers(s):
+    """Charge what each layer and phase has counted since the last call to the current request."""
+    row, at = s["counters"]["row"], 0
+    for page in range(0, s["n_cells"], WIDTH):
+        for each in range(s["n_layered"]):
+            counted = s.cells[page + s.layered[each]]
+            if row != NO_ROW:
+                s.layer_rows[row, at] += counted - s.layer_before[at]
+            s.layer_before[at] = counted
+            at += 1
 
 
 # the event log: numbers in the kernel, names for readers

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.policies.contract import RESIDENT, PolicyError
-from moereplay.results.counters import COUNTERS, PHASES, queued, reported
-from moereplay.results.result import Event, Row
+from moereplay.results.counters import BY_LAYER, COUNTERS, PHASES, queued, reported
+from moereplay.results.result import Columns, Event, Row
 from moereplay.simulator.compiled import hooks
 from moereplay.simulator.compiled.clock import NEVER_DUE, OVER
 from moereplay.simulator.compiled.counters import (
@@ -114,9 +114,11 @@ from moereplay.traces.schema import Trace
 class FinishedCounters:
     """Counters per layer, phase and request."""
 
-    def __init__(self, cells: np.ndarray, lifetimes: np.ndarray, requests: list[Row]) -> None:
-        """`cells` (L, 2, counters) and `lifetimes` (L, 2, buckets)."""
-        self._cells, self._lifetimes, self._requests = cells, lifetimes, requests
+    def __init__(
+        self, cells: np.ndarray, lifetimes: np.ndarray, requests: list[Row], by_layer: np.ndarray | None
+    ) -> None:
+        """`cells` (L, 2, counters), `lifetimes` (L, 2, buckets), and `by_layer` (R, L, 2, BY_LAYER) if it was kept."""
+        self._cells, self._lifetimes, self._requests, self._by_layer = cells, lifetimes, requests, by_layer
 
     def totals(self, end: int) -> Row:
         """Return sums over layers and phases."""
@@ -136,13 +138,25 @@ class FinishedCounters:
         """Return a row per request in run order."""
         return self._requests
 
+    def request_layers(self) -> Columns:
+        """Return the columns of a row per request, layer and phase; empty if they were not kept."""
+        if self._by_layer is None:
+            return {}
+        requests, layers, phases = np.nonzero(self._by_layer.any(3))
+        counts = self._by_layer[requests, layers, phases].T.tolist()
+        numbers, names = [row["request"] for row in self._requests], [PHASES[phase] for phase in phases.tolist()]
+        key = {"request": [numbers[at] for at in requests.tolist()], "layer": layers.tolist(), "phase": names}
+        return key | dict(zip(BY_LAYER, counts, strict=True))
+
 
 def counters_of(state: SimulationState, spec: RunSpec) -> FinishedCounters:
     """Return the counters of a finished run."""
     layers = int(state["layers"])
     cells = state.arrays["cells"].reshape(layers, len(PHASES), WIDTH)
     lifetimes = state.arrays["lifetimes"].reshape(layers, len(PHASES), BUCKETS)
-    return FinishedCounters(cells, lifetimes, _requests(state, spec))
+    kept = state.arrays["layer_rows"] if spec.by_layer else None
+    by_layer = None if kept is None else kept.reshape(-1, layers, len(PHASES), len(BY_LAYER))
+    return FinishedCounters(cells, lifetimes, _requests(state, spec), by_layer)
 
 
 def _requests(state: SimulationState, spec: RunSpec) -> list[Row]:

@@ -480,7 +480,7 @@ def end_fast_step(s, hooks):
 # Steps of the same layer with as many hits and misses of as many tokens take equally long, so each such *shape* is
 # computed once. All numbers are integers, and equal those of a replay.
 
-RESULTS = ("cells", "lifetimes", "rows", "row_times")
+RESULTS = ("cells", "lifetimes", "rows", "row_times", "layer_rows")
 #: Columns of the counters that do not depend on a platform's times.
 COUNTED = [column for column in range(WIDTH) if column not in (DENSE_NS, EXPERT_NS, LINK_BUSY_NS, STALL_NS)]
 
@@ -491,7 +491,7 @@ def key_of(spec: RunSpec) -> Hashable:
     sizes = (spec.layout.tiers, geometry.layers, geometry.experts, geometry.k, geometry.router)
     chosen = spec.chosen.priced(spec.times)
     policies = tuple((of.policy.label, *of.par()) for of in (getattr(chosen, kind) for kind in KINDS))
-    return config, sizes, spec.pools, spec.resident, policies
+    return config, sizes, spec.pools, spec.resident, spec.by_layer, policies
 
 
 class NotedCourse:
@@ -512,7 +512,8 @@ class NotedCourse:
         """Add all but the times to the results of a state that has followed the course; return False if it has not."""
         if state["course"]["differs"] or state["errors"]["error"] != NO_ERROR:
             return False
-        state.arrays["lifetimes"][:] = self._results["lifetimes"]
+        for name in ("lifetimes", "layer_rows"):
+            state.arrays[name][:] = self._results[name]
         for name in ("cells", "rows"):
             mine, known = (each.reshape(-1, WIDTH) for each in (state.arrays[name], self._results[name]))
             mine[:, COUNTED] = known[:, COUNTED]

@@ -12,7 +12,7 @@ from moereplay.policies.grammar import Chosen
 from moereplay.policies.hooks import EVENTS
 from moereplay.simulator.capacity import bytes_before
 from moereplay.simulator.compiled.clock import NEVER_DUE
-from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
+from moereplay.simulator.compiled.counters import BUCKETS, LAYERED, NO_ROW, TIMES, WIDTH
 from moereplay.simulator.compiled.demand import FAMILIES
 from moereplay.simulator.compiled.inputs import Inputs, costs_of, noted_lengths, pass_lengths
 from moereplay.simulator.compiled.layout import (
@@ -309,6 +309,8 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_share_rows": len(inputs["share_token"]),
         "arrives": len(inputs["share_start"]) > 0,
     }
+    layered = len(LAYERED) if spec.by_layer else 0
+    numbers |= {"n_layered": layered, "n_layer_cells": geometry.layers * 2 * layered}
     numbers |= {"n_warm": len(spec.start[0]), "n_warm_lower": sum(map(len, spec.start[1:]))}
     numbers |= _of_arrivals(numbers, spec) if numbers["arrives"] else {"n_slots": 0, "n_arrivals": 0}
     numbers |= {
@@ -369,6 +371,7 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
         arrays[name][:] = np.arange(len(arrays[name]))
     arrays["keyed_scope"][:] = 0 if state["key_scope"] == TOUCH else NEVER_LEFT
     arrays["keyed_pass"][:] = NEVER_LEFT
+    arrays["layered"][:] = LAYERED[: len(arrays["layered"])]
     first, *below = (x * layout.precisions for x in spec.start)
     arrays["warm"][:], arrays["resident"][:] = first, spec.resident
     if below:

@@ -87,7 +87,7 @@ LENGTHS = (
     "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
     "n_warm_lower "
     "n_sums n_drafting n_batched n_batch n_slots n_shares n_share_rows n_arrivals n_firsts n_noted n_noted_tokens "
-    "n_course "
+    "n_course n_layered n_layer_cells "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -158,6 +158,9 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "rows": (np.int64, ("n_rows", "n_counters")),  # per request
     "row_times": (np.int64, ("n_rows", "n_times")),
     "before": (np.int64, ("n_counters",)),  # counters at the start of the current request
+    "layered": (np.int64, ("n_layered",)),  # counters that rows per request and layer have, if they are kept
+    "layer_rows": (np.int64, ("n_rows", "n_layer_cells")),  # per request: by layer, phase, `layered`
+    "layer_before": (np.int64, ("n_layer_cells",)),
     # victim selection: rows of candidates, one per layer, or per pool and layer; their smallest keys; members; copies
     # with invalid keys
     "row_key": (np.int64, ("n_members",)),
@@ -346,7 +349,7 @@ MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
 #: A function may also write to its arguments; the caller owns them.
 OWNS = {
     "state": "errors",
-    "counters": "log before cells lifetimes row_times rows",
+    "counters": "log before cells lifetimes row_times rows layer_rows layer_before",
     "clock": "links.last_done compute.program_counter compute.then",
     "ranking": (
         "experts uses eval_copies invalid_copies keyed_pass keyed_scope least_key least_order marked_rows member_count "

@@ -14,8 +14,8 @@ from dataclasses import replace
 import simpy
 
 from moereplay.policies.contract import NONE
-from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS, PHASES, queued, reported
-from moereplay.results.result import Event, Row
+from moereplay.results.counters import BY_LAYER, COUNTERS, LIFETIME_BUCKETS, PHASES, queued, reported
+from moereplay.results.result import Columns, Event, Row
 from moereplay.simulator.reference.machine import Activity, Span
 from moereplay.simulator.reference.state import Tables
 from moereplay.simulator.source import Gate, Gates, Mixture, Pass
@@ -25,9 +25,11 @@ from moereplay.traces.drafts import KNOWN
 class Counters:
     """Statistics of a run. Work that a pass does once is charged to its first row; see `charge_to`."""
 
-    def __init__(self, layers: int, arrivals: Sequence[int] = ()) -> None:
-        """`arrivals` are by request, ns; empty if all are there at the start."""
+    def __init__(self, layers: int, arrivals: Sequence[int] = (), by_layer: bool = False) -> None:
+        """`arrivals` are by request, ns; empty if all are there at the start. `by_layer` keeps `request_layers`."""
         self._arrivals = arrivals
+        self._layered = BY_LAYER if by_layer else ()
+        self._by_layer: dict[tuple[int, int, int], Row] = {}  # of request, layer, phase
         self._cells = [[_zeros() for _ in PHASES] for _ in range(layers)]
         self._lifetimes = [[[0] * LIFETIME_BUCKETS for _ in PHASES] for _ in range(layers)]
         self._requests: dict[int, Row] = {}
@@ -82,6 +84,9 @@ class Counters:
         """Add to a counter of this layer, phase and request."""
         self._cells[layer][self.phase][name] += amount
         self._row[name] += amount
+        if name in self._layered:
+            key = self._row["request"], layer, self.phase
+            self._by_layer.setdefault(key, dict.fromkeys(BY_LAYER, 0))[name] += amount
 
     def charge(self, activity: Activity, name: str, layer: int) -> None:
         """Count an activity's time for the pass in which it begins, now if it is known, else at its end."""
@@ -127,6 +132,17 @@ class Counters:
         """Return a row per request in run order."""
         left_out = {name for name, counter in COUNTERS.items() if "request" not in counter.per}
         return [{name: it for name, it in row.items() if name not in left_out} for row in self._requests.values()]
+
+    def request_layers(self) -> Columns:
+        """Return the columns of a row per request, layer and phase; empty if they were not kept."""
+        if not self._layered:
+            return {}
+        place = {request: at for at, request in enumerate(self._requests)}
+        counted = [(key, row) for key, row in self._by_layer.items() if any(row.values())]
+        counted.sort(key=lambda each: (place[each[0][0]], *each[0][1:]))
+        key = {"request": [key[0] for key, _ in counted], "layer": [key[1] for key, _ in counted]}
+        key |= {"phase": [PHASES[key[2]] for key, _ in counted]}
+        return key | {name: [row[name] for _, row in counted] for name in BY_LAYER}
 
 
 def _zeros() -> Row:

@@ -87,7 +87,7 @@ class Engine:
         self.env = machine.env
         self.finished = Wakeup(self.env)
         self._config, self._start = config, (spec.warm, spec.warm_lower)
-        self._counters = Counters(spec.layout.geometry.layers, spec.arrivals)
+        self._counters = Counters(spec.layout.geometry.layers, spec.arrivals, spec.by_layer)
         self._tables = Tables(spec.layout, spec.pool_of, oracle_of(source, config, chosen.eviction), config.seed)
         self._log = EventLog(self.env, self._tables, spec.log)
         self._hooks = BoundHooks(chosen, self._tables, spec.pools)

@@ -116,11 +116,26 @@ class Experiment(Frozen):
         description="Keep a row per request, for intervals and comparisons. Default: kept of what is replayed now; "
         "true also replays what was stored without them; false keeps none.",
     )
+    request_layers: bool = Field(
+        default=False,
+        description="Keep rows per request and layer however many they are, and replay what was stored without them.",
+    )
 
     @property
     def keeps_requests(self) -> bool:
         """True if new results store a row per request."""
         return self.requests is not False
+
+    @property
+    def wanted(self) -> list[str]:
+        """Tables that a stored configuration must have rows of, lest it is replayed again."""
+        return ["requests"] * (self.requests is True) + ["request_layers"] * self.request_layers
+
+    @model_validator(mode="after")
+    def _keeps(self) -> Experiment:
+        if self.request_layers and self.requests is False:
+            raise ValueError("request_layers = true requires rows of requests; remove requests = false")
+        return self
 
 
 def json_schema() -> dict[str, Any]:

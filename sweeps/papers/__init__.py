@@ -301,7 +301,7 @@ def of_model(published: Sequence[Published], model: str) -> list[Published]:
 
 def work(folder: Path, trace: Trace, configs: Iterable[ReplayConfig]) -> Work:
     """Return the configurations without a result in the folder, each once. Raises PartError for a broken part."""
-    done = stored(Folder(folder).provenances(), requests=True)
+    done = stored(Folder(folder).provenances(), "requests")
     by_identity = {config.identity(trace): config for config in configs}
     left = [config for identity, config in by_identity.items() if ("configuration", identity) not in done]
     return Work(left, len(by_identity) - len(left))
@@ -315,7 +315,7 @@ def replay_into(
     done: Callable[[], None] = lambda: None,
 ) -> None:
     """Replay configurations, each stored with its bound when it ends. Raises ConfigError or TraceError."""
-    for _ in keep(folder, trace, configs, run_grid(trace, configs, workers, done=done), ENGINES[0]):
+    for _ in keep(folder, trace, configs, run_grid(trace, configs, workers, done=done, by_layer=None), ENGINES[0]):
         pass
 
 

@@ -13,13 +13,15 @@ from pathlib import Path
 import matplotlib
 import polars as pl
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from moereplay import policies
-from moereplay.analysis.figures.catalogue import FIGURES, chart, draw, draw_all, save
-from moereplay.analysis.figures.drawing import styled
+from moereplay.analysis.figures.catalogue import FIGURES, chart, draw, draw_all, on_page, save
+from moereplay.analysis.figures.chart import Axis, Chart, Panel, Point, Series
+from moereplay.analysis.figures.drawing import rendered, styled
 from moereplay.analysis.figures.facets import OMITTED_AT
 from moereplay.analysis.metrics import measured
 from moereplay.analysis.palette import KNOWN, Look, look_of, looks
@@ -255,18 +257,38 @@ def several() -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("made", [pytest.param(many, marks=pytest.mark.long), tiny, several])
-@every("name", FIGURES)
-def test_texts_stay_on_the_page_and_off_each_other(name: str, made: Callable[[], pl.DataFrame]) -> None:
+@every("name, width", product(FIGURES, (None, 3.3)))
+def test_texts_stay_on_the_page_and_off_each_other(
+    name: str, width: float | None, made: Callable[[], pl.DataFrame]
+) -> None:
     if (name, made) == ("collisions_in_prefill", tiny):
         return  # which has no collision
-    figure = draw(name, made())
-    with styled():
+    with on_page(width), styled():
+        figure = draw(name, made())
         figure.draw_without_rendering()
     shown = [text for text in figure.texts if text.get_text()]
     assert not [text.get_text() for text in shown if outside(text, figure)]
     blocks = [text.get_window_extent() for text in (*shown, figure.legends[0])]
     panels = [box for axes in figure.axes if (box := axes.get_tightbbox()) is not None]
     assert (overlapping(blocks + panels), len(panels)) == (0, len(figure.axes))
+
+
+def test_bars_of_many_layers_lie_within_their_layer_and_no_label_names_another() -> None:
+    points = [Point(layer, 0.5, 0.4, 0.6) for layer in range(48)]
+    series = [Series(name, look, points) for name, look in looks(["lru", "lfu", "fifo", "arc", "random"]).items()]
+    with on_page(3.3), styled():
+        figure = rendered(Chart("layers", x=Axis("layer", "whole"), y=Axis(zero=True), panels=[[Panel(series)]]))
+        figure.draw_without_rendering()
+    (axes,) = figure.axes
+    across = axes.transData.inverted()
+    bars = [each for each in axes.collections if isinstance(each, LineCollection)]
+    moved = [
+        [across.transform(bar.get_transform().transform(line[0]))[0] for line in bar.get_segments()] for bar in bars
+    ]
+    assert len(moved) == 5 and moved[0][0] < moved[-1][0]
+    assert all(abs(x - layer) < 0.5 for line in moved for layer, x in enumerate(line))
+    low, high = axes.get_xlim()
+    assert max(tick for tick in axes.get_xticks() if low <= tick <= high) < 48
 
 
 # Refusals

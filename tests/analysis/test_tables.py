@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moereplay.analysis.tables import csv, definitions, drawn, folded, markdown, table
+from moereplay.analysis.tables import csv, definitions, drawn, folded, latex, markdown, table
 from tests.kit.every import every
 
 ROW = {"capacity": "5%", "eviction": "least_stale", "hit": 0.084782, "limit": 0.9846, "note": "same"}
@@ -141,3 +141,32 @@ def test_definitions_are_folded_below_their_texts() -> None:
         "",
         "a     b",
     ]
+
+
+def test_a_latex_table_has_intervals_in_math_and_no_command_of_a_name() -> None:
+    rows = [
+        {
+            "identity": "a1",
+            "eviction": r"my_own\input{x}$1$",
+            "hit_rate": 0.5,
+            "hit_rate_low": 0.25,
+            "hit_rate_high": 0.75,
+        }
+        | {"tokens_per_s": 1234.56, "tpot_ms": 2.0, "gb_moved": 4e24, "n": 1000, "nothing": None},
+        {"identity": "b2", "eviction": "lru", "hit_rate": 0.125, "hit_rate_low": None, "hit_rate_high": None}
+        | {"tokens_per_s": None, "tpot_ms": 12.345, "gb_moved": 0.5, "n": 7, "nothing": None},
+    ]
+    assert latex(rows, ["SIMULATED"]).splitlines() == [
+        "% SIMULATED",
+        r"\begin{tabular}{lrrrrr}",
+        r"\toprule",
+        r"eviction & hit (\%) & tok/s & TPOT (ms) & GB & n \\",
+        r"\midrule",
+        r"my\_own\textbackslash{}input\{x\}\$1\$ & $50.00\ [25.00,\,75.00]$ & $1{,}234.6$ & $2.000$ & $4\times10^{24}$"
+        r" & $1{,}000$ \\",
+        r"lru & $12.50$ & -- & $12.35$ & $0.5000$ & $7$ \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    compared = latex([{"difference": -0.5, "low": -0.75, "high": -0.25}], shares=["difference"])
+    assert r"$-50.00\ [-75.00,\,-25.00]$" in compared and "half" not in compared

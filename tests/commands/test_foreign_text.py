@@ -60,6 +60,7 @@ def _plain(text: str) -> bool:
         "traces list .",
         "sweep show esc",
         "sweep show esc --csv",
+        "sweep show esc --latex",
         "traces publish esc.zarr --licence MIT --out lib --name x",
     ],
 )

@@ -111,15 +111,23 @@ def test_columns_without_a_value_are_left_out(grid: Path, tmp_path: Path) -> Non
     assert ">upper bound</th>" in every and ">upper bound</th>" not in known
 
 
-def test_the_page_and_the_files_of_plot_show_the_same_values(grid: Path, page: Page, tmp_path: Path) -> None:
-    ended = moereplay("plot", grid, "--figure", "hit_rate_by_capacity", "--out", tmp_path)
+@every(
+    "figure, name, panel",
+    [("hit_rate_by_capacity", "hit_rate-0", ""), ("collisions_by_layer", "collisions-0-0", "capacity 5%")],
+)
+def test_the_page_and_the_files_of_plot_show_the_same_values(
+    grid: Path, page: Page, tmp_path: Path, figure: str, name: str, panel: str
+) -> None:
+    ended = moereplay("plot", grid, "--figure", figure, "--out", tmp_path)
     assert ended.returncode == 0, ended.stderr
-    rows = list(csv.DictReader((tmp_path / "hit_rate_by_capacity.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / f"{figure}.csv").read_text().splitlines()))
+    rows = [row for row in rows if row["panel"].endswith(panel)]
     plotted = {(row["name"], *(float(row[key] or "nan") for key in ("x", "y", "low"))) for row in rows}
-    spec = page.script("moereplay-figures")["hit_rate-0"]["spec"]
+    spec = page.script("moereplay-figures")[name]["spec"]
     drawn = [point for data in spec["data"] for point in data.get("values", ()) if "series" in point]
     shown = {(each["series"], each["x"], each["y"], each.get("low", nan)) for each in drawn}
     assert len(shown) > 6 and {map_nan(row) for row in shown} == {map_nan(row) for row in plotted}
+    assert any("low" in each for each in drawn)
 
 
 def map_nan(row: tuple[Any, ...]) -> tuple[Any, ...]:

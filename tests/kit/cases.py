@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from moereplay.policies.contract import UNIT, Miss
-from moereplay.results.result import Event
+from moereplay.results.counters import BY_LAYER
+from moereplay.results.result import Columns, Event
 from moereplay.results.result import Row as Counts
 from moereplay.simulator.capacity import parse_size, residents
 from moereplay.simulator.config import configure
@@ -215,6 +216,7 @@ class Outcome:
     layers: list[Counts]
     requests: list[Counts]
     events: list[Event]
+    by_layer: Columns
 
     def __getitem__(self, name: str) -> int:
         return self.totals[name]
@@ -268,15 +270,33 @@ def spec_of(
     bits = miss.policy.bits(miss.params)
     tiers = tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
     lower = tuple(int(parse_size(tier.capacity) or 0) for tier in where.tiers)
-    spec = RunSpec(config, CopyLayout(geometry, tiers), Times(where, geometry, tiers), pools, log, lower)
+    spec = RunSpec(config, CopyLayout(geometry, tiers), Times(where, geometry, tiers), pools, log, lower, by_layer=True)
     return spec.beside(residents(config.resident, geometry))
 
 
 def outcome_of(ran: FinishedRun) -> Outcome:
     """Every number of a finished run."""
+    check_sums(ran)
     return Outcome(
-        ran.counters.totals(ran.end_ns), ran.counters.per_layer(), ran.counters.per_request(), list(ran.events)
+        ran.counters.totals(ran.end_ns),
+        ran.counters.per_layer(),
+        ran.counters.per_request(),
+        list(ran.events),
+        ran.counters.request_layers(),
     )
+
+
+def check_sums(ran: FinishedRun) -> None:
+    """Rows per request and layer add up to those per layer and phase, and to those per request."""
+    columns = ran.counters.request_layers()
+    whole = {("layer", row["layer"], row["phase"]): row for row in ran.counters.per_layer()}
+    whole |= {("request", row["request"]): row for row in ran.counters.per_request()}
+    sums = {key: dict.fromkeys(BY_LAYER, 0) for key in whole}
+    for request, layer, phase, *counts in zip(*columns.values(), strict=True):
+        for name, amount in zip(BY_LAYER, counts, strict=True):
+            sums["layer", layer, phase][name] += amount
+            sums["request", request][name] += amount
+    assert sums == {key: {name: row[name] for name in BY_LAYER} for key, row in whole.items()}
 
 
 def compiled_run(source: ListSource, spec: RunSpec) -> FinishedRun:
@@ -292,6 +312,7 @@ def compiled_run(source: ListSource, spec: RunSpec) -> FinishedRun:
     assert short.counters.totals(short.end_ns) == ran.counters.totals(ran.end_ns)
     assert short.counters.per_layer() == ran.counters.per_layer()
     assert short.counters.per_request() == ran.counters.per_request()
+    assert short.counters.request_layers() == ran.counters.request_layers()
     first, steps = 0, source.passes() if not spec.arrivals else as_passes(lengths, tokens)
     for step in steps:
         for layer in range(source.geometry.layers):

@@ -118,7 +118,8 @@ def test_results_are_shown_drawn_and_merged_without_the_file(
     plot(str(whole / "out"), out=tmp_path / "figures", figure="misses")
     assert (tmp_path / "figures" / "misses.png").exists()
     assert set(merged(tmp_path / "merged", whole / "out")) == {
-        *("bounds.parquet", "configurations.parquet", "layers.parquet", "requests.parquet")
+        *("bounds.parquet", "configurations.parquet", "layers.parquet"),
+        *("request_layers.parquet", "requests.parquet"),
     }
 
 

@@ -67,7 +67,7 @@ def readers(folder: Path, scratch: Path) -> dict[str, Callable[[], object]]:
         "merge": lambda: merged(scratch / str(random.random()), folder),
         "show and plot": lambda: load(folder).to_dicts(),
         "show --errors": lambda: errors(folder).to_dicts(),
-        "resume": lambda: stored(Folder(folder).provenances(), True),
+        "resume": lambda: stored(Folder(folder).provenances(), "requests"),
     }
 
 

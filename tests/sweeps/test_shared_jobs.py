@@ -100,10 +100,10 @@ def test_a_grid_yields_what_precedes_a_failure_in_its_order(sweep, monkeypatch):
     assert list(run_grid(trace, configs, workers=2, took=taken.append)) == alone and sum(taken) > 0
     real = grid.replay
 
-    def fails(trace, config, *more):
+    def fails(trace, config, *more, **others):
         if config == configs[5]:
             raise ConfigError("no such thing")
-        return real(trace, config, *more)
+        return real(trace, config, *more, **others)
 
     monkeypatch.setattr(grid, "replay", fails)
     outcomes = run_grid(trace, configs)
