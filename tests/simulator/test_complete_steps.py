@@ -1,0 +1,81 @@
+"""Complete steps: those that demand something and have no miss, in replays, curves and bounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.demand import demand_of
+from moereplay.traces.schema import Trace
+from tests.digests.runs import SETTINGS, trace_of
+from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, sizes, tokens
+from tests.kit.every import every
+
+TRACES = every("name", list(SETTINGS))
+
+
+def counted(trace: Trace, passes: str, capacity: int) -> tuple[Counter[int], Counter[int]]:
+    """Steps and complete steps by layer under LRU, from a list of what is there in order of last use."""
+    geometry, demand, there = trace.geometry, demand_of(trace, passes), list[tuple[int, int]]()
+    steps, complete = Counter[int](), Counter[int]()
+    for step in range(len(demand.offsets) - 1):
+        layer = step % geometry.layers
+        wanted = [(layer, int(e)) for e in demand.step(step).expert]
+        if not wanted:
+            continue
+        steps[layer] += 1
+        complete[layer] += all(x in there for x in wanted)
+        there = [*(x for x in there if x not in wanted), *wanted]
+        while sum(geometry.expert_bytes[at] for at, _ in there) > capacity:
+            there.pop(0)
+    return steps, complete
+
+
+@TRACES
+def test_both_engines_count_what_a_list_counts(name: str) -> None:
+    trace, passes = trace_of(name), "token" if name == "unequal" else "recorded"
+    config = configure(capacity="60%", passes=passes)
+    first, other = (replay(trace, config, engine=engine) for engine in ("compiled", "reference"))
+    known, found = counted(trace, passes, first.about["capacity_bytes"]), (Counter[int](), Counter[int]())
+    for row in first.per_layer:
+        for counter, column in zip(found, ("steps", "complete_steps"), strict=True):
+            counter[row["layer"]] += row[column]
+    assert found == known
+    assert 0 < first.totals["complete_steps"] == known[1].total() < known[0].total()
+    assert (first.totals, first.per_layer, first.per_request) == (other.totals, other.per_layer, other.per_request)
+
+
+def test_a_step_without_demand_is_none_and_a_miss_of_several_leaves_it_incomplete() -> None:
+    # one layer: 0 1 miss, 0 1 hit, nothing is demanded, 0 hits and 2 misses
+    source = ListSource(sizes(1, 4, 2), [Prompted(tokens([[0, 1]], [[0, 1]], [[-1, -1]], [[0, 2]]))])
+    assert replay_lists(source, 4, machine()).counts("steps", "complete_steps", "accesses") == (3, 1, 6)
+
+
+def test_a_step_that_waits_for_its_prefetch_is_complete() -> None:
+    # the gate of layer 0 suggests (1, 2), whose 4 ns have not passed when layer 1 demands it
+    token = [Cell([0, -1], look=[naming(4, [2])]), Cell([2, -1])]
+    source = ListSource(sizes(2, 4, 2, expert_bytes=4), [Prompted([token])])
+    outcome = replay_lists(source, 64, machine(dense_ns=1, expert_ns=1), prefetch="top_k:factor=.5")
+    assert outcome.counts("late", "misses", "complete_steps") == (1, 1, 1)
+
+
+@every("miss, executed", [("cpu", "cpu_executed"), ("drop:keep=0", "dropped")])
+def test_a_miss_that_is_not_fetched_is_still_one(miss: str, executed: str) -> None:
+    source = ListSource(sizes(1, 4, 2), [Prompted(tokens([[0, 1]], [[0, 2]], [[0, 1]]))])
+    outcome = replay_lists(source, 4, machine(cpu_ns=1), miss=miss, warm=((0, 0), (0, 1)))
+    assert outcome.counts(executed, "steps", "complete_steps") == (1, 3, 2)
+
+
+def test_one_by_one_an_expert_counts_as_its_turn_finds_it() -> None:
+    # two experts fit. When 2 is fetched in its turn, it evicts 1, which was there at the gate
+    source = ListSource(sizes(1, 4, 3), [Prompted(tokens([[0, 1, -1]], [[2, 0, 1]]))])
+    outcome = replay_lists(source, 2, machine(), contract="sequential")
+    assert outcome.counts("misses", "steps", "complete_steps") == (5, 2, 0)
+
+
+def test_a_pass_of_several_requests_counts_for_its_first() -> None:
+    trace = trace_of("prefill")
+    result = replay(trace, configure(capacity="60%", passes="batch:2"))
+    assert sum(row["steps"] for row in result.per_request) == result.totals["steps"]
+    assert sum(row["complete_steps"] for row in result.per_request) == result.totals["complete_steps"]
