@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
 from moereplay.simulator.config import configure
+from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.replay import replay
 from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Trace
-from tests.digests.runs import SETTINGS, trace_of
+from tests.digests.runs import trace_of
 from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, sizes, tokens
 from tests.kit.every import every
 
-TRACES = every("name", list(SETTINGS))
+#: A schedule of each trace whose steps fit the pool.
+PASSES = {"sample": "recorded", "prefill": "recorded", "unequal": "token"}
+TRACES = every("name", list(PASSES))
 
 
 def counted(trace: Trace, passes: str, capacity: int) -> tuple[Counter[int], Counter[int]]:
@@ -34,7 +39,7 @@ def counted(trace: Trace, passes: str, capacity: int) -> tuple[Counter[int], Cou
 
 @TRACES
 def test_both_engines_count_what_a_list_counts(name: str) -> None:
-    trace, passes = trace_of(name), "token" if name == "unequal" else "recorded"
+    trace, passes = trace_of(name), PASSES[name]
     config = configure(capacity="60%", passes=passes)
     first, other = (replay(trace, config, engine=engine) for engine in ("compiled", "reference"))
     known, found = counted(trace, passes, first.about["capacity_bytes"]), (Counter[int](), Counter[int]())
@@ -44,6 +49,16 @@ def test_both_engines_count_what_a_list_counts(name: str) -> None:
     assert found == known
     assert 0 < first.totals["complete_steps"] == known[1].total() < known[0].total()
     assert (first.totals, first.per_layer, first.per_request) == (other.totals, other.per_layer, other.per_request)
+
+
+@TRACES
+def test_a_curve_has_what_the_list_counts_at_every_capacity(name: str) -> None:
+    trace, passes = trace_of(name), PASSES[name]
+    made = curve(trace, passes=passes)
+    for at in np.flatnonzero(made.decided)[:: max(1, len(made.capacity_bytes) // 16)].tolist():
+        steps, complete = counted(trace, passes, int(made.capacity_bytes[at]))
+        assert dict(enumerate(made.layer_steps.tolist())) == steps
+        assert dict(enumerate(made.layer_complete[:, at].tolist())) == complete
 
 
 def test_a_step_without_demand_is_none_and_a_miss_of_several_leaves_it_incomplete() -> None:
