@@ -83,6 +83,14 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
+def with_complete(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return these rows with complete steps, and one for the most of any eviction, a sentence below the table."""
+    counts = {policy["eviction"]: policy["complete_steps"] for policy in document["policies"]}
+    most = _line("complete steps, at most", None, document["accesses"])
+    counts[most["what"]] = document["limits"]["complete_steps"]
+    return [line | {"complete_steps": counts.get(line["what"])} for line in (*rows(document), most)]
+
+
 def _line(name: str, misses: int | None, accesses: int) -> dict[str, Any]:
     rate = None if misses is None else quotient(accesses - misses, accesses)
     return {"what": name, "misses": misses, "hit_rate": rate} | _parts({})
@@ -105,7 +113,7 @@ def _cell(name: str, value: Any) -> object:
 def sentences(document: Mapping[str, Any]) -> list[str]:
     """Return the causes of each policy's misses, and the best remedy for the best policy."""
     known = [policy for policy in document["policies"] if policy["gap"]]
-    said = [*_brackets(document), *(_made_of(policy) for policy in known)]
+    said = [*_brackets(document), *_complete(document), *(_made_of(policy) for policy in known)]
     if known:
         said.append(_advice(document, min(known, key=lambda policy: policy["misses"])))
     return said
@@ -119,6 +127,15 @@ def _brackets(document: Mapping[str, Any]) -> list[str]:
             gap = quotient(reached - limits[name], document["accesses"])
             said.append(f"{name} belady: upper bound on hits, {within(gap or 0)}")
     return said
+
+
+def _complete(document: Mapping[str, Any]) -> list[str]:
+    """Return how many steps have no miss under each policy, and at most under any eviction."""
+    most, steps = (document["limits"].get(name) for name in ("complete_steps", "steps"))
+    if most is None or not steps:
+        return []
+    named = ", ".join(f"{each['eviction']} {each['complete_steps'] / steps:.1%}" for each in document["policies"])
+    return [f"complete steps, without a miss: {named}; any eviction at most {most / steps:.1%} of {steps:,}"]
 
 
 def _made_of(policy: Mapping[str, Any]) -> str:
@@ -154,4 +171,4 @@ def _advice(document: Mapping[str, Any], best: Mapping[str, Any]) -> str:
 
 def flat(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of all documents for other programs, each after its settings."""
-    return [{**document["config"], **line} for document in documents for line in rows(document)]
+    return [{**document["config"], **line} for document in documents for line in with_complete(document)]

@@ -112,6 +112,8 @@ def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays
             "forced_reached": found.forced_reached,
             "fixed_preloaded": fixed and fixed.preloaded,
             "fixed_loaded_once": fixed and fixed.loaded_once,
+            "complete_steps": found.complete and found.complete.at_most,
+            "steps": found.complete and found.complete.steps,
             "routed": routed and free and {"freedom": free.text, **routed._asdict()},
             "time_ns": least and least.time_ns,
             "tokens_per_s": least and METRICS["tokens_per_s"].value(least._asdict()),
@@ -133,6 +135,7 @@ def _policy(outcome: Outcome, found: Limits) -> dict[str, Any]:
     return {
         "eviction": eviction,
         "misses": misses,
+        "complete_steps": result.totals["complete_steps"],
         "time_ns": result.totals["time_ns"],
         "tokens_per_s": values_of(result)["tokens_per_s"],
         "gap": gap and asdict(gap) | {"admission_share": gap.admission_share},

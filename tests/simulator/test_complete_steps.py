@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
+from moereplay.simulator.bounds import RELAXED, Bound, bound_of
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import curve
+from moereplay.simulator.limits.limits import complete_steps
 from moereplay.simulator.replay import replay
 from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Trace
 from tests.digests.runs import trace_of
 from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, sizes, tokens
 from tests.kit.every import every
+from tests.kit.search import searched
+from tests.simulator.test_bounds import State, steps_of, subsets
+from tests.simulator.test_curves import Scenario, scenarios
+from tests.simulator.test_curves import trace_of as trace_of_rows
 
 #: A schedule of each trace whose steps fit the pool.
 PASSES = {"sample": "recorded", "prefill": "recorded", "unequal": "token"}
@@ -94,3 +106,51 @@ def test_a_pass_of_several_requests_counts_for_its_first() -> None:
     result = replay(trace, configure(capacity="60%", passes="batch:2"))
     assert sum(row["steps"] for row in result.per_request) == result.totals["steps"]
     assert sum(row["complete_steps"] for row in result.per_request) == result.totals["complete_steps"]
+
+
+# ---------------------------------------------------------------- the most of any eviction
+
+
+def most(steps: list[State], pool: int, each: Sequence[int], start: State) -> int:
+    """Search all sequences of contents, as `most_hits` does under the relaxed rules."""
+    best = {start: 0}
+    for demanded in steps:
+        after: dict[State, int] = {}
+        for held, complete in best.items():
+            for state in subsets(sorted(held | demanded), pool, each):
+                after[state] = max(after.get(state, 0), complete + int(bool(demanded) and demanded <= held))
+        best = after
+    return max(best.values())
+
+
+@every("unequal", [False, True])
+def test_no_sequence_of_contents_has_more_complete_steps_than_the_limit(unequal: bool) -> None:
+    dice, met = random.Random(5), 0
+    for _ in range(40):
+        layers, experts = dice.choice(((1, 4), (2, 3)))
+        k = dice.randint(1, 2)
+        cells = [[dice.sample(range(experts), k) for _ in range(layers)] for _ in range(dice.randint(3, 8))]
+        each = [dice.randint(1, 3) for _ in range(layers)] if unequal else [1] * layers
+        trace, pool = trace_of_rows(cells, experts, each), dice.randint(max(each), sum(each) * experts)
+        warm = ((0, 0),) if dice.random() < 0.3 else ()
+        sizes_of = (pool, tuple(each)) if len(set(each)) > 1 else (0, ())
+        bound = Bound(RELAXED, "token", "never", "global", "atomic", (pool // min(each),), warm, *sizes_of)
+        (steps,) = steps_of(trace, bound)
+        known, limit = most(steps, pool, each, frozenset(warm)), complete_steps(trace, bound).at_most
+        assert known <= limit
+        met += known == limit
+    assert met > 30
+
+
+@every("policy", ["lru", "belady"])
+@searched(40)
+@given(scenarios(one_size=True), st.sampled_from(("atomic", "sequential")))
+def test_no_replay_has_more_complete_steps_than_the_limit(policy: str, scenario: Scenario, contract: str) -> None:
+    how: dict[str, Any] = {**scenario.how, "contract": contract}
+    made, trace = curve(scenario.trace, policy, **how), scenario.trace
+    for at in np.flatnonzero(made.decided).tolist():
+        bound = bound_of(trace, made.config.model_copy(update={"capacity": f"{made.capacity_bytes[at]}B"}))
+        assert bound is not None
+        found = complete_steps(trace, replace(bound, admission=RELAXED))
+        assert made.complete[at] <= found.at_most <= found.steps == made.steps
+    assert found.at_most == made.complete[-1], "with room for all only first uses leave a step incomplete"
