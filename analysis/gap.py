@@ -21,6 +21,7 @@ MISSES = {"compulsory": "compulsory", "relaxed belady": "relaxed", "forced belad
 REACHED = {"relaxed, reached": "relaxed_reached", "forced, reached": "forced_reached"}
 FIXED = {"fixed set, preloaded": "fixed_preloaded", "fixed set, loaded": "fixed_loaded_once"}
 ROUTED = {"routing, at least": "at_least", "routing, reached": "at_most"}
+COMPLETE = {"complete steps, reached": "complete_steps_reached", "complete steps, at most": "complete_steps"}
 ANY_PREFETCH = "any prefetch"
 PARTS = ("capacity", "admission", "victim")
 HEADS = {"what": "", "hit_rate": "hits", "tokens_per_s": "tok/s"} | {f"{part}_misses": part for part in PARTS}
@@ -84,11 +85,11 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def with_complete(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return these rows with complete steps, and one for the most of any eviction, a sentence below the table."""
+    """Return these rows with complete steps, and one for each of their limits, a sentence below the table."""
     counts = {policy["eviction"]: policy["complete_steps"] for policy in document["policies"]}
-    most = _line("complete steps, at most", None, document["accesses"])
-    counts[most["what"]] = document["limits"]["complete_steps"]
-    return [line | {"complete_steps": counts.get(line["what"])} for line in (*rows(document), most)]
+    found = {name: document["limits"][key] for name, key in COMPLETE.items()}
+    more = [_line(name, None, document["accesses"]) for name in found]
+    return [line | {"complete_steps": (counts | found).get(line["what"])} for line in (*rows(document), *more)]
 
 
 def _line(name: str, misses: int | None, accesses: int) -> dict[str, Any]:
@@ -130,12 +131,14 @@ def _brackets(document: Mapping[str, Any]) -> list[str]:
 
 
 def _complete(document: Mapping[str, Any]) -> list[str]:
-    """Return how many steps have no miss under each policy, and at most under any eviction."""
-    most, steps = (document["limits"].get(name) for name in ("complete_steps", "steps"))
+    """Return how many steps have no miss under each policy, with the future known, and at most under any eviction."""
+    names = ("complete_steps", "complete_steps_reached", "steps")
+    most, reached, steps = (document["limits"].get(name) for name in names)
     if most is None or not steps:
         return []
     named = ", ".join(f"{each['eviction']} {each['complete_steps'] / steps:.1%}" for each in document["policies"])
-    return [f"complete steps, without a miss: {named}; any eviction at most {most / steps:.1%} of {steps:,}"]
+    known = f"{reached / steps:.1%} if the future is known, any eviction at most {most / steps:.1%} of {steps:,}"
+    return [f"complete steps, without a miss: {named}; {known}"]
 
 
 def _made_of(policy: Mapping[str, Any]) -> str:

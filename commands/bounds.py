@@ -113,6 +113,7 @@ def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays
             "fixed_preloaded": fixed and fixed.preloaded,
             "fixed_loaded_once": fixed and fixed.loaded_once,
             "complete_steps": found.complete and found.complete.at_most,
+            "complete_steps_reached": found.complete and found.complete.at_least,
             "steps": found.complete and found.complete.steps,
             "routed": routed and free and {"freedom": free.text, **routed._asdict()},
             "time_ns": least and least.time_ns,

@@ -6,7 +6,8 @@ price of at least 0, and whatever is chosen, there are no more complete steps th
 step, what is left of 1 after paying for its stays, where that is positive. Places are those of the relaxed rules: what
 lies between two look-ups, with room for a pool. So the limit holds for evictions that admit every miss, too.
 
-The limit need not be reached: it is that of steps in fractions, at the best prices found.
+The limit is that of steps in fractions, at the best prices found, and need not be reached. A way that knows the future
+takes steps in the order of what is left of them at these prices, each if its stays still fit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moereplay.simulator.curves.stream import NOWHERE, Cut, Demands
-from moereplay.simulator.curves.unequal import AT_ONCE, Prices, move, paces_of
+from moereplay.simulator.curves.unequal import AT_ONCE, Bracket, Prices, move, paces_of
 from moereplay.simulator.jit.calls import compiled
 from moereplay.simulator.jit.marks import called
 from moereplay.simulator.threads import check_stop
@@ -70,27 +71,63 @@ def _climb(steps, prices, turns, best, lowest, pool):
         move(steps, prices, turns[turn, 1], pool)
 
 
-CLIMB = compiled(_climb)
+@called
+def _fits(steps, step, used):
+    """Keep the stays of a step on their places, and return whether they fit; else take them back."""
+    for n in range(steps.first[step], steps.first[step + 1]):
+        for place in range(steps.begin[n], steps.end[n]):
+            used[place] += steps.size[n]
+            if used[place] > steps.room[place]:
+                _take_back(steps, step, n, place, used)
+                return False
+    return True
+
+
+@called
+def _take_back(steps, step, last, until, used):
+    for n in range(steps.first[step], last + 1):
+        for place in range(steps.begin[n], until + 1 if n == last else steps.end[n]):
+            used[place] -= steps.size[n]
+
+
+def _choose(steps, order, used, told):
+    """Take steps in this order, each if it fits; count them in `told`."""
+    for at in range(len(order)):
+        if _fits(steps, order[at], used):
+            told[0] += 1
+
+
+CLIMB, CHOOSE = compiled(_climb), compiled(_choose)
 
 
 def most_complete(
     demands: Demands, cut: Cut, sizes: Sequence[int], pools: Sequence[int], warm: Sequence[int] = ()
-) -> int:
-    """Return a number of complete steps that no eviction exceeds.
+) -> Bracket:
+    """Bracket the most complete steps.
 
     `sizes`: of an expert, by layer, and `pools`, in one unit; `warm`: experts of the model that are cached at the
     start.
     """
     steps = _steps(demands, cut, np.array(sizes, np.int64), np.array(pools, np.int64), warm)
     if not len(steps.size):
-        return len(steps.first) - 1
+        return Bracket(len(steps.first) - 1, len(steps.first) - 1)
     prices = _begun(steps)
     best, lowest, pool = prices.each.copy(), np.full(1, np.inf), max(1, int(np.mean(pools)))
     planned, at_once = paces_of(len(steps.size)), max(1, AT_ONCE // len(steps.size))
     for first in range(0, len(planned), at_once):
         check_stop()
         CLIMB(steps, prices, planned[first : first + at_once], best, lowest, pool)
-    return min(_in_integers(steps, best), len(steps.first) - 1)
+    reached = max(_reached(steps, each) for each in (best, np.ones(len(best))))
+    return Bracket(reached, min(_in_integers(steps, best), len(steps.first) - 1))
+
+
+def _reached(steps: Steps, prices: np.ndarray) -> int:
+    """Return the complete steps of the way at these prices."""
+    until = np.concatenate([[0.0], np.cumsum(prices)])
+    paid = np.concatenate([[0.0], np.cumsum(steps.size * (until[steps.end] - until[steps.begin]))])[steps.first]
+    told = np.zeros(1, np.int64)
+    CHOOSE(steps, np.argsort(np.diff(paid), kind="stable"), np.zeros(len(steps.room), np.int64), told)
+    return int(told[0])
 
 
 def _steps(demands: Demands, cut: Cut, sizes: np.ndarray, pools: np.ndarray, warm: Sequence[int]) -> Steps:

@@ -90,22 +90,22 @@ def _most_of_sizes(found: Sequence[tuple[int, np.ndarray]], pool: int) -> int:
 
 
 class Complete(NamedTuple):
-    """Steps that demand an expert, and how many of them any eviction completes at most."""
+    """Steps that demand an expert; how many of them one that knows the future completes, and any eviction at most."""
 
     steps: int
+    at_least: int
     at_most: int
 
 
 def complete_steps(trace: Trace, bound: Bound) -> Complete:
-    """Bound the complete steps in the pools of a relaxed bound."""
+    """Bracket the most complete steps in the pools of a relaxed bound."""
     geometry, demands = trace.geometry, demands_of(trace, bound.passes, bound.reset)
     cut = Cut(geometry.layers, geometry.experts, bound.scope == "per_layer", bound.contract == "atomic")
     unit = gcd(*bound.sizes)
     sizes = [size // unit for size in bound.sizes] or [1] * geometry.layers
     pools = [bound.pool // unit] if bound.sizes else bound.slots
     warm = [layer * geometry.experts + expert for layer, expert in bound.warm]
-    at_most = most_complete(demands, cut, sizes, pools, warm)
-    return Complete(int(np.count_nonzero(np.diff(demands.offsets))), at_most)
+    return Complete(np.count_nonzero(np.diff(demands.offsets)), *most_complete(demands, cut, sizes, pools, warm))
 
 
 # routing that may choose
