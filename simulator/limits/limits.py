@@ -105,7 +105,8 @@ def complete_steps(trace: Trace, bound: Bound) -> Complete:
     sizes = [size // unit for size in bound.sizes] or [1] * geometry.layers
     pools = [bound.pool // unit] if bound.sizes else bound.slots
     warm = [layer * geometry.experts + expert for layer, expert in bound.warm]
-    return Complete(np.count_nonzero(np.diff(demands.offsets)), *most_complete(demands, cut, sizes, pools, warm))
+    steps = int(np.count_nonzero(np.diff(demands.offsets)))
+    return Complete(steps, *most_complete(demands, cut, sizes, pools, warm))
 
 
 # routing that may choose
