@@ -50,6 +50,7 @@ def test_json_has_the_limits_and_the_policies_with_parts_that_add_up(trace: Path
     assert first["limits"]["routed"]["at_least"] <= first["limits"]["routed"]["at_most"] <= first["limits"]["relaxed"]
     assert second["config"]["capacity"] == "50%"
     lru, static = first["policies"]
+    assert found.complete is not None
     assert lru["complete_steps"] <= first["limits"]["complete_steps"] == found.complete.at_most
     assert lru["misses"] == replay(open_trace(trace), config).totals["misses"]
     parts = ("compulsory", "capacity", "admission", "victim")
