@@ -21,6 +21,7 @@ MISSES = {"compulsory": "compulsory", "relaxed belady": "relaxed", "forced belad
 REACHED = {"relaxed, reached": "relaxed_reached", "forced, reached": "forced_reached"}
 FIXED = {"fixed set, preloaded": "fixed_preloaded", "fixed set, loaded": "fixed_loaded_once"}
 ROUTED = {"routing, at least": "at_least", "routing, reached": "at_most"}
+COMPLETE = {"complete steps, reached": "complete_steps_reached", "complete steps, at most": "complete_steps"}
 ANY_PREFETCH = "any prefetch"
 PARTS = ("capacity", "admission", "victim")
 HEADS = {"what": "", "hit_rate": "hits", "tokens_per_s": "tok/s"} | {f"{part}_misses": part for part in PARTS}
@@ -83,6 +84,14 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
+def with_complete(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return these rows with complete steps, and one for each of their limits, a sentence below the table."""
+    counts = {policy["eviction"]: policy["complete_steps"] for policy in document["policies"]}
+    found = {name: document["limits"][key] for name, key in COMPLETE.items()}
+    more = [_line(name, None, document["accesses"]) for name in found]
+    return [line | {"complete_steps": (counts | found).get(line["what"])} for line in (*rows(document), *more)]
+
+
 def _line(name: str, misses: int | None, accesses: int) -> dict[str, Any]:
     rate = None if misses is None else quotient(accesses - misses, accesses)
     return {"what": name, "misses": misses, "hit_rate": rate} | _parts({})
@@ -105,7 +114,7 @@ def _cell(name: str, value: Any) -> object:
 def sentences(document: Mapping[str, Any]) -> list[str]:
     """Return the causes of each policy's misses, and the best remedy for the best policy."""
     known = [policy for policy in document["policies"] if policy["gap"]]
-    said = [*_brackets(document), *(_made_of(policy) for policy in known)]
+    said = [*_brackets(document), *_complete(document), *(_made_of(policy) for policy in known)]
     if known:
         said.append(_advice(document, min(known, key=lambda policy: policy["misses"])))
     return said
@@ -119,6 +128,17 @@ def _brackets(document: Mapping[str, Any]) -> list[str]:
             gap = quotient(reached - limits[name], document["accesses"])
             said.append(f"{name} belady: upper bound on hits, {within(gap or 0)}")
     return said
+
+
+def _complete(document: Mapping[str, Any]) -> list[str]:
+    """Return how many steps have no miss under each policy, with the future known, and at most under any eviction."""
+    names = ("complete_steps", "complete_steps_reached", "steps")
+    most, reached, steps = (document["limits"].get(name) for name in names)
+    if most is None or not steps:
+        return []
+    named = ", ".join(f"{each['eviction']} {each['complete_steps'] / steps:.1%}" for each in document["policies"])
+    known = f"{reached / steps:.1%} if the future is known, any eviction at most {most / steps:.1%} of {steps:,}"
+    return [f"complete steps, without a miss: {named}; {known}"]
 
 
 def _made_of(policy: Mapping[str, Any]) -> str:
@@ -154,4 +174,4 @@ def _advice(document: Mapping[str, Any], best: Mapping[str, Any]) -> str:
 
 def flat(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of all documents for other programs, each after its settings."""
-    return [{**document["config"], **line} for document in documents for line in rows(document)]
+    return [{**document["config"], **line} for document in documents for line in with_complete(document)]

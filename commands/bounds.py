@@ -112,6 +112,9 @@ def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays
             "forced_reached": found.forced_reached,
             "fixed_preloaded": fixed and fixed.preloaded,
             "fixed_loaded_once": fixed and fixed.loaded_once,
+            "complete_steps": found.complete and found.complete.at_most,
+            "complete_steps_reached": found.complete and found.complete.at_least,
+            "steps": found.complete and found.complete.steps,
             "routed": routed and free and {"freedom": free.text, **routed._asdict()},
             "time_ns": least and least.time_ns,
             "tokens_per_s": least and METRICS["tokens_per_s"].value(least._asdict()),
@@ -133,6 +136,7 @@ def _policy(outcome: Outcome, found: Limits) -> dict[str, Any]:
     return {
         "eviction": eviction,
         "misses": misses,
+        "complete_steps": result.totals["complete_steps"],
         "time_ns": result.totals["time_ns"],
         "tokens_per_s": values_of(result)["tokens_per_s"],
         "gap": gap and asdict(gap) | {"admission_share": gap.admission_share},
@@ -268,7 +272,10 @@ def _report_curves(trace: Trace, curves: list[Curve]) -> None:
         f"{first.accesses:,} accesses; {first.compulsory:,} of them are compulsory misses at any capacity",
         *(f"{made.policy}: {line}" for made in curves for line in (*_gaps(made), *_uncertain(made))),
         "",
-        table([_line(curves, text, size) for text, size in _bytes_shown(trace, first.config.scope).items()]),
+        table(
+            [_line(curves, text, size) for text, size in _bytes_shown(trace, first.config.scope).items()],
+            spare=[f"{made.policy} complete" for made in reversed(curves)],
+        ),
     )
 
 
@@ -276,17 +283,14 @@ def _line(curves: list[Curve], text: str, size: int) -> dict[str, object]:
     first = curves[0]
     line: dict[str, object] = {"capacity": text, "experts": size * first.experts / first.total_bytes}
     for made in curves:
-        misses = _misses(made, size)
+        try:
+            misses, complete = made.misses_at(size), made.complete_at(size)
+        except ConfigError:  # depends on times
+            misses, complete = None, None
         line[f"{made.policy} misses"] = misses
         line[f"{made.policy} hits"] = None if misses is None else Share(1 - misses / max(1, made.accesses))
+        line[f"{made.policy} complete"] = None if complete is None else Share(complete / max(1, made.steps))
     return line
-
-
-def _misses(made: Curve, size: int) -> int | None:
-    try:
-        return made.misses_at(size)
-    except ConfigError:  # depends on times
-        return None
 
 
 def _uncertain(made: Curve) -> list[str]:

@@ -56,6 +56,8 @@ _DECLARED = (
         "the other misses; compulsory + collisions + capacity = misses",
         column="capacity_misses",  # `capacity` is a setting
     ),
+    Counter("steps", COUNT, "steps that demand an expert"),
+    Counter("complete_steps", COUNT, "steps that demand an expert and have no miss; a late access is none"),
     Counter("prefetch_issued", COUNT, "entries into the prefetch queue"),
     Counter("prefetch_started", COUNT, "prefetches that reached the link"),
     Counter("prefetch_cancelled", COUNT, "queued prefetches overtaken by their gate"),

@@ -30,8 +30,11 @@ SCHEMA = pl.Schema(
         "capacity_bytes": _NUMBERS,
         "misses": _NUMBERS,  # null where a machine's times decide
         "reached_misses": _NUMBERS,  # of a way, where `misses` are a bound; null where they are a count
+        "complete_steps": _NUMBERS,  # null where misses are, or are a bound
         "replayed": pl.List(pl.Boolean),  # decided by replays on the platform
         "layer_misses": pl.List(_NUMBERS),
+        "layer_complete": pl.List(_NUMBERS),
+        "layer_steps": _NUMBERS,
         "layer_accesses": _NUMBERS,
         "layer_compulsory": _NUMBERS,
     }
@@ -40,7 +43,7 @@ SCHEMA = pl.Schema(
 TIDY = pl.Schema(
     dict.fromkeys((*_ABOUT, *_CONFIG), pl.String)
     | {"semantics": pl.Int64, "replayed": pl.Boolean}
-    | dict.fromkeys(("percent", "hit_rate", "compulsory_limit"), pl.Float64)
+    | dict.fromkeys(("percent", "hit_rate", "complete_share", "compulsory_limit"), pl.Float64)
 )
 
 
@@ -57,7 +60,7 @@ def load(folder: Path) -> pl.DataFrame:
     """Load every `curve-*.parquet` of `folder`, by rising capacity; the frame may be empty.
 
     `percent` is of all expert bytes; `hit_rate` is null if it depends on a machine's times, or without accesses; it is
-    `replayed` where those of `platform` have.
+    `replayed` where those of `platform` have. `complete_share`, of steps, is null also in files of earlier versions.
     Raises ResultError naming the file that is broken, foreign or newer than this code.
     """
     rows = [row for path in sorted(folder.glob("curve-*.parquet")) for row in _curves(path)]
@@ -85,11 +88,14 @@ def _points(row: dict) -> list[dict[str, object]]:
     later = {name: default for name, default in older().items() if name in OF_CURVES} | {"seed": "0"}
     shared = {name: row["about"][name] for name in (*_ABOUT, "semantics")} | later | row["config"]
     shared["compulsory_limit"] = _hit_rate(compulsory, accesses)
+    steps, complete = sum(row.get("layer_steps") or ()), row.get("complete_steps") or [None] * len(row["misses"])
     return [
         shared
         | {"percent": 100 * at / row["about"]["total_bytes"], "hit_rate": _hit_rate(misses, accesses)}
-        | {"replayed": replayed}
-        for at, misses, replayed in zip(row["capacity_bytes"], row["misses"], row["replayed"], strict=True)
+        | {"complete_share": None if whole is None or not steps else whole / steps, "replayed": replayed}
+        for at, misses, whole, replayed in zip(
+            row["capacity_bytes"], row["misses"], complete, row["replayed"], strict=True
+        )
     ]
 
 

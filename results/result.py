@@ -135,6 +135,7 @@ class Metric:
 METRICS: dict[str, Metric] = {
     "hit_rate": Metric(("hits",), ("accesses",), head="hit"),
     "late_rate": Metric(("late",), ("accesses",)),
+    "complete_share": Metric(("complete_steps",), ("steps",), head="complete"),
     "collisions_per_miss": Metric(("collisions",), ("misses",), larger_is_better=False, head="coll"),
     "collisions_per_access": Metric(("collisions",), ("accesses",), larger_is_better=False),
     "prefetch_precision": Metric(("prefetch_used",), ("prefetch_started",)),

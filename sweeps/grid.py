@@ -220,18 +220,14 @@ def decide(
     configs = undecided(curve, platform)
     if not configs:
         return curve
-    misses = curve.layer_misses.copy()
+    misses, complete = curve.layer_misses.copy(), curve.layer_complete.copy()
     outcomes = run_grid(trace, configs, workers, bounded=False, done=done, engine=engine)
     for at, (result, _) in zip(np.flatnonzero(~curve.decided), outcomes, strict=True):
-        misses[:, at] = _by_layer(result, len(misses))
-    return replace(curve, layer_misses=misses, platform=platform, replayed=~curve.decided)
-
-
-def _by_layer(result: Result, layers: int) -> np.ndarray:
-    misses = np.zeros(layers, np.int64)
-    for row in result.per_layer:
-        misses[row["layer"]] += row["misses"]
-    return misses
+        misses[:, at], complete[:, at] = 0, 0
+        for row in result.per_layer:
+            misses[row["layer"], at] += row["misses"]
+            complete[row["layer"], at] += row["complete_steps"]
+    return replace(curve, layer_misses=misses, layer_complete=complete, platform=platform, replayed=~curve.decided)
 
 
 # -- The largest rate of arrivals at which a queue is stable and a service level holds

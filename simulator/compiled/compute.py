@@ -54,6 +54,7 @@ from moereplay.simulator.compiled.counters import (
     begin_pass,
     count,
     count_here,
+    count_step,
     end_pass,
     span,
 )
@@ -540,6 +541,7 @@ def finish_step(s):
         for t in range(s["compute"]["tokens"]):
             for j in range(s["width"]):
                 s.kept[row_at(s, t), layer, j] = s.ran[t, j]
+    count_step(s, s["gate"]["missed"])
     count(s, STALL_NS, layer, stalled(s))
     end_step(s)
     go_to(s, STEP)

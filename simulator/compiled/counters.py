@@ -18,6 +18,7 @@ _COLUMNS = {name.upper(): column for column, name in enumerate(COUNTERS)}
 DRAFT_ROWS, DRAFT_REJECTED = _COLUMNS["DRAFT_ROWS"], _COLUMNS["DRAFT_REJECTED"]
 LAYERED = [_COLUMNS[name.upper()] for name in BY_LAYER]  #: columns that rows per request and layer have
 ASSIGNMENTS_KEPT, MASS, MASS_KEPT = (_COLUMNS[name] for name in ("ASSIGNMENTS_KEPT", "MASS", "MASS_KEPT"))
+STEPS, COMPLETE_STEPS = _COLUMNS["STEPS"], _COLUMNS["COMPLETE_STEPS"]
 
 #: Columns of a request's times.
 START, FIRST, DECODE, PASSES, END, TOKENS, DECODED = range(7)
@@ -43,6 +44,14 @@ def count(s, counter, layer, amount):
 def count_here(s, counter, amount):
     """Add to a counter of the current layer."""
     s.cells[s["counters"]["page"] + counter] += amount
+
+
+@fast
+def count_step(s, misses):
+    """Count the current step if it demands an expert, and as complete if it had no miss."""
+    demands = 1 if s["demand"]["demanded"] > 0 else 0
+    count_here(s, STEPS, demands)
+    count_here(s, COMPLETE_STEPS, demands if misses == 0 else 0)
 
 
 @fast

@@ -51,6 +51,7 @@ from moereplay.simulator.compiled.counters import (
     WIDTH,
     close_row,
     count_here,
+    count_step,
 )
 from moereplay.simulator.compiled.demand import (
     begin_demand,
@@ -396,6 +397,7 @@ def count_look_up(s, hits, late, misses):
     count_here(s, HITS, hits)
     count_here(s, LATE, late)
     count_here(s, MISSES, misses)
+    count_step(s, misses)
 
 
 @called

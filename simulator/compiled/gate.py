@@ -64,7 +64,7 @@ on_gate = notifier("on_gate")
 @fast
 def open_gate(s, hooks):
     """Route the tokens, take the union of their demand, and cancel overtaken prefetches."""
-    s["gate"]["served"] = 0
+    s["gate"]["served"], s["gate"]["missed"] = 0, 0
     clear_substitutes(s)
     if s["precisions"] > 1:
         for e in range(s["experts"]):
@@ -127,6 +127,7 @@ def look_up(s, hooks, first, last):
             s.missing[absent] = n
             absent += 1
     s["gate"]["served"] = last - first
+    s["gate"]["missed"] += absent
     if absent > 0 and s["has_resolve"] == 1:
         resolve(s, hooks, first, absent)
     count_absent(s, absent)

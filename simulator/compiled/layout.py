@@ -50,7 +50,7 @@ RECORDS = {
     # the step after that which has paid `sync_ns`
     "cpu": record("first end planned left synced"),
     "demand": record("demanded assignments mass changed"),
-    "gate": record("served"),
+    "gate": record("served missed"),  # of the look-up; misses of the step so far
     "substitution": record("substituted"),
     "cache": record("pinned_now done_now bypassed arrivals evicted_now"),
     "space": record("aside_now"),

@@ -78,7 +78,10 @@ def _carry_down(key, place, carried, together, first, last, size, bits):
 
 @fast
 def _take_out(expert, group, together, base, key, place, found):
-    """Count each member of a group in the unchanged stack; return the nearest position, and the group's depth."""
+    """Count each member of a group in the unchanged stack.
+
+    Return the nearest position, the group's depth, and whether one was absent.
+    """
     nearest, deepest, absent = len(key), 0, False
     for at in range(group, group + together):
         own = place[base + np.int64(expert[at])]
@@ -89,7 +92,7 @@ def _take_out(expert, group, together, base, key, place, found):
             found[own] += 1
             key[own] = GONE
             nearest, deepest = min(nearest, own), max(deepest, own + 1)
-    return nearest, len(key) if absent else deepest
+    return nearest, len(key) if absent else deepest, absent
 
 
 def _walk(demands, first, last, cut, bits, relaxed, stack, into):
@@ -103,10 +106,11 @@ def _walk(demands, first, last, cut, bits, relaxed, stack, into):
         pool, base = (layer, 0) if cut.per_layer else (0, layer * cut.experts)
         key, place, found = stack.key[pool], stack.place[pool], into.found[layer]
         begin, stop = demands.offsets[step], demands.offsets[step + 1]
-        together = stop - begin if cut.atomic else 1
+        together, largest = stop - begin if cut.atomic else 1, 0
         for group in range(begin, stop, max(1, together)):
             size = stack.size[pool]
-            nearest, deepest = _take_out(demands.expert, group, together, base, key, place, found)
+            nearest, deepest, absent = _take_out(demands.expert, group, together, base, key, place, found)
+            largest = max(largest, len(found) - 1 if absent else deepest - 1)
             for n in range(together):
                 x = base + np.int64(demands.expert[group + n])
                 own = min(demands.next_use[group + n], never) << bits | x
@@ -121,6 +125,7 @@ def _walk(demands, first, last, cut, bits, relaxed, stack, into):
             stack.top[pool] = top
             last_place = min(deepest, size)
             stack.size[pool] = _carry_down(key, place, carried, together, top, last_place, max(top, size), bits)
+        into.complete[layer, largest] += 1 if stop > begin else 0
 
 
 WALK = compiled(_walk)

@@ -1,4 +1,5 @@
-"""A curve: what a replay without prefetch would miss at every capacity, counted in one pass over the demand.
+"""A curve: what a replay without prefetch would miss at every capacity, counted in one pass over the demand; and in how
+many steps it would miss nothing.
 
 Exact, and equal to the replays of `lru` and `belady` with `miss=fetch`, where nothing but the demand decides:
 
@@ -61,12 +62,14 @@ class Curve:
     dense: bool  #: whether misses change at these capacities only
     capacity_bytes: np.ndarray  #: (G,) int64
     layer_misses: np.ndarray  #: (L, G) int64, UNDECIDED where times decide
+    layer_complete: np.ndarray  #: (L, G) int64: steps without a miss, UNDECIDED likewise
+    layer_steps: np.ndarray  #: (L,) int64: steps that demand an expert
     layer_accesses: np.ndarray  #: (L,) int64
     layer_compulsory: np.ndarray  #: (L,) int64: misses at any capacity
     replayed: np.ndarray  #: (G,) bool: decided by replays on `platform`
     synthetic: str = ""  #: how a generator made the routing; empty for recorded routing
     #: (2, G) int64, where the fewest misses are not known: no way has fewer than the first, one has the second. Then
-    #: the first are the curve's, and misses by layer are UNDECIDED.
+    #: the first are the curve's, and what is counted by layer is UNDECIDED.
     bracket: np.ndarray | None = None
 
     @property
@@ -80,6 +83,16 @@ class Curve:
         if self.bracket is not None:
             return self.bracket[0]
         return np.where(self.decided, self.layer_misses.sum(0), UNDECIDED)
+
+    @property
+    def complete(self) -> np.ndarray:
+        """(G,) int64: steps without a miss, UNDECIDED where times decide, or misses are a bound."""
+        return np.where(self.layer_complete[0] == UNDECIDED, UNDECIDED, self.layer_complete.sum(0))
+
+    @property
+    def steps(self) -> int:
+        """Steps that demand an expert."""
+        return int(self.layer_steps.sum())
 
     @property
     def accesses(self) -> int:
@@ -104,6 +117,13 @@ class Curve:
 
     def misses_at(self, capacity: int) -> int:
         """Return misses of a replay at a capacity in bytes. Raises ConfigError if the curve does not include it."""
+        return int(self.misses[self._place(capacity)])
+
+    def complete_at(self, capacity: int) -> int | None:
+        """Return complete steps likewise; None where misses are a bound."""
+        return None if self.bracket is not None else int(self.complete[self._place(capacity)])
+
+    def _place(self, capacity: int) -> int:
         at = int(np.searchsorted(self.capacity_bytes, capacity, side="right")) - 1
         if at < 0 or not (self.dense or self.capacity_bytes[at] == capacity):
             raise ConfigError(f"this curve has no capacity of {capacity:,} bytes; pass it with capacities=")
@@ -112,7 +132,7 @@ class Curve:
                 f"{capacity:,} bytes hold less than a step demands, so that {self.policy} depends on the machine's "
                 "times there; replay that capacity"
             )
-        return int(self.misses[at])
+        return at
 
 
 def curve(
@@ -146,7 +166,8 @@ def curve(
         run_interruptibly(partial(_count, demands, "lru", cut, weights, counted, lambda steps: None))
         found = run_interruptibly(partial(_bracket, trace, config, grid, done))
         made = _curve(trace, policy, config, grid, equal, counted)
-        return replace(made, layer_misses=np.full_like(made.layer_misses, UNDECIDED), bracket=found)
+        unknown = np.full_like(made.layer_misses, UNDECIDED)
+        return replace(made, layer_misses=unknown, layer_complete=unknown, bracket=found)
     run_interruptibly(partial(_count, demands, policy, cut, weights, counted, done))
     return _curve(trace, policy, config, grid, equal, counted)
 
@@ -245,7 +266,9 @@ def _curve(trace: Trace, policy: str, config: ReplayConfig, grid: np.ndarray, de
     geometry = trace.geometry
     accesses = counted.found.sum(1)
     misses = accesses[:, None] - np.cumsum(counted.found[:, : len(grid)], axis=1)
-    misses[:, np.cumsum(counted.undecided[: len(grid)]) > 0] = UNDECIDED
+    complete = np.cumsum(counted.complete[:, : len(grid)], axis=1)
+    for each in (misses, complete):
+        each[:, np.cumsum(counted.undecided[: len(grid)]) > 0] = UNDECIDED
     return Curve(
         policy=policy,
         config=config,
@@ -258,6 +281,8 @@ def _curve(trace: Trace, policy: str, config: ReplayConfig, grid: np.ndarray, de
         dense=dense,
         capacity_bytes=grid,
         layer_misses=misses,
+        layer_complete=complete,
+        layer_steps=counted.complete.sum(1),
         layer_accesses=accesses,
         layer_compulsory=counted.found[:, -1],
         replayed=np.zeros(len(grid), bool),
@@ -284,8 +309,11 @@ def to_row(curve: Curve) -> Row:
         "capacity_bytes": curve.capacity_bytes.tolist(),
         "misses": _known(curve.misses.tolist()),
         "reached_misses": None if curve.bracket is None else curve.bracket[1].tolist(),
+        "complete_steps": _known(curve.complete.tolist()),
         "replayed": curve.replayed.tolist(),
         "layer_misses": [_known(row) for row in curve.layer_misses.tolist()],
+        "layer_complete": [_known(row) for row in curve.layer_complete.tolist()],
+        "layer_steps": curve.layer_steps.tolist(),
         "layer_accesses": curve.layer_accesses.tolist(),
         "layer_compulsory": curve.layer_compulsory.tolist(),
     }
@@ -305,5 +333,5 @@ def _identity(curve: Curve, config: Row) -> str:
     return hashlib.sha256(canonical([SEMANTICS_VERSION, curve.trace, counted])).hexdigest()[:16]
 
 
-def _known(misses: list[int]) -> list[int | None]:
-    return [None if count == UNDECIDED else count for count in misses]
+def _known(counts: list[int]) -> list[int | None]:
+    return [None if count == UNDECIDED else count for count in counts]

@@ -89,17 +89,20 @@ def _bucket(grid, capacities, depth):
 def _count(depth, together, heavy, found, grid, undecided):
     """Count demands that are looked up together, and the capacities at which times decide what they leave.
 
+    Return the largest index of them, from which on all hit.
     At a capacity below their weight their own experts push each other out as they are computed, hits first. That is
     demand order, LRU's own, unless one that misses comes right before one that hits.
     """
-    capacities, whole, before = len(found) - 2, heavy * together, 0
+    capacities, whole, before, largest = len(found) - 2, heavy * together, 0, 0
     for n in range(together):
         bucket = capacities + 1 if depth[n] == FIRST_USE else _bucket(grid, capacities, depth[n])
         found[bucket] += 1
+        largest = max(largest, bucket)
         if depth[n] < min(before, whole):
             undecided[bucket] += 1
             undecided[_bucket(grid, capacities, min(before, whole))] -= 1
         before = depth[n]
+    return largest
 
 
 @fast
@@ -148,14 +151,15 @@ def _walk(demands, first, last, cut, weights, stack, into):
         used, block, group = stack.used[pool], stack.block[pool], stack.group[pool]
         line = TimeLine(used, block, group, stack.weight[pool], stack.owner[pool], stack.slot[pool])
         begin, stop = demands.offsets[step], demands.offsets[step + 1]
-        together = stop - begin if cut.atomic else 1
+        together, largest = stop - begin if cut.atomic else 1, 0
         for here in range(begin, stop, max(1, together)):
             after, end = here + together, stack.end[pool]
             _measure(line, demands.expert, here, after, base, stack.depth)
-            _count(stack.depth, together, heavy, into.found[layer], into.grid, into.undecided)
+            largest = max(largest, _count(stack.depth, together, heavy, into.found[layer], into.grid, into.undecided))
             if end + together > len(line.owner):
                 end = _close_gaps(line, end)
             stack.end[pool] = _move_to_top(line, demands.expert, here, after, base, end, heavy)
+        into.complete[layer, largest] += 1 if stop > begin else 0
 
 
 def _empty(cut: Cut, equal: bool) -> Stack:

@@ -61,10 +61,11 @@ class Cut(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """Accesses by the smallest of G rising capacities at which they hit."""
+    """Accesses by the smallest of G rising capacities at which they hit, and steps by that at which all of them do."""
 
     grid: np.ndarray  #: (G,) int64, in the unit of depths; empty means 1, 2, ... G
     found: np.ndarray  #: (L, G + 2) int64; column G hits at no capacity of the grid, G + 1 is a first use
+    complete: np.ndarray  #: likewise, of the steps that demand an expert
     undecided: np.ndarray  #: (G + 1,) int64: +1 at the start of a range of undecided capacities, -1 after its end
 
 
@@ -100,8 +101,8 @@ def resets(plan: Passes, reset: str) -> np.ndarray:
 
 def tally(layers: int, capacities: int, grid: np.ndarray | None = None) -> Tally:
     """Return zeros for so many capacities: those of `grid`, or 1, 2, 3 and so on."""
-    found, undecided = np.zeros((layers, capacities + 2), np.int64), np.zeros(capacities + 1, np.int64)
-    return Tally(np.empty(0, np.int64) if grid is None else grid, found, undecided)
+    found, complete = (np.zeros((layers, capacities + 2), np.int64) for _ in range(2))
+    return Tally(np.empty(0, np.int64) if grid is None else grid, found, complete, np.zeros(capacities + 1, np.int64))
 
 
 def spans(demands: Demands, done: Callable[[int], None]) -> Iterator[tuple[int, int]]:

@@ -79,7 +79,7 @@ def _weigh(stays, prices, blur):
 
 
 @called
-def _move(stays, prices, step, pool):
+def move(stays, prices, step, pool):
     """Move all prices by a share of at most `step`."""
     for place in range(len(stays.room)):
         over = (prices.wanted[place] - stays.room[place]) / pool
@@ -98,7 +98,7 @@ def _climb(stays, prices, paces, best, lowest, pool):
             lowest[0] = limit
             for place in range(len(best)):
                 best[place] = prices.each[place]
-        _move(stays, prices, paces[turn, 1], pool)
+        move(stays, prices, paces[turn, 1], pool)
 
 
 def _count(stays, whole, until, bits, told):
@@ -120,7 +120,7 @@ CLIMB, COUNT = compiled(_climb), compiled(_count)
 def _best_prices(stays: Stays, pool: int) -> np.ndarray:
     """Return the prices with the lowest limit of all that were tried, (P,) f64."""
     prices, best, lowest = _begun(stays), np.zeros(len(stays.room)), np.full(1, np.inf)
-    paces, turns = _paces(len(stays.size)), max(1, AT_ONCE // len(stays.size))
+    paces, turns = paces_of(len(stays.size)), max(1, AT_ONCE // len(stays.size))
     for first in range(0, len(paces), turns):
         check_stop()
         CLIMB(stays, prices, paces[first : first + turns], best, lowest, pool)
@@ -136,7 +136,7 @@ def _begun(stays: Stays) -> Prices:
     return Prices(np.full(places, price), np.zeros(places + 1), *(np.zeros(places) for _ in range(3)))
 
 
-def _paces(stays: int) -> np.ndarray:
+def paces_of(stays: int) -> np.ndarray:
     """Return blur and step of each turn, both falling, (turns, 2) f64."""
     turns = min(MOST_TURNS, max(LEAST_TURNS, COUNTED // stays))
     done = np.arange(turns) / turns

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 import numpy as np
 
 from moereplay.simulator.bounds import FORCED, RELAXED, Bound, Counted, count, judge, misses_of
 from moereplay.simulator.config import ReplayConfig
-from moereplay.simulator.curves.stream import demands_of, resets
+from moereplay.simulator.curves.complete import most_complete
+from moereplay.simulator.curves.stream import Cut, demands_of, resets
 from moereplay.simulator.limits.choices import Choices, Freedom, choices, sharpened
 from moereplay.simulator.limits.least_time import LeastTime, least_time
 from moereplay.simulator.limits.relaxation import Pools, Relaxation, unit_of
@@ -88,6 +89,26 @@ def _most_of_sizes(found: Sequence[tuple[int, np.ndarray]], pool: int) -> int:
     return max(int(best[n]) + _most_of_sizes(others, int(left[n])) for n in many.tolist())
 
 
+class Complete(NamedTuple):
+    """Steps that demand an expert; how many of them one that knows the future completes, and any eviction at most."""
+
+    steps: int
+    at_least: int
+    at_most: int
+
+
+def complete_steps(trace: Trace, bound: Bound) -> Complete:
+    """Bracket the most complete steps in the pools of a relaxed bound."""
+    geometry, demands = trace.geometry, demands_of(trace, bound.passes, bound.reset)
+    cut = Cut(geometry.layers, geometry.experts, bound.scope == "per_layer", bound.contract == "atomic")
+    unit = gcd(*bound.sizes)
+    sizes = [size // unit for size in bound.sizes] or [1] * geometry.layers
+    pools = [bound.pool // unit] if bound.sizes else bound.slots
+    warm = [layer * geometry.experts + expert for layer, expert in bound.warm]
+    steps = int(np.count_nonzero(np.diff(demands.offsets)))
+    return Complete(steps, *most_complete(demands, cut, sizes, pools, warm))
+
+
 # routing that may choose
 
 
@@ -150,6 +171,7 @@ class Limits:
     least: LeastTime | None
     relaxed_reached: int | None = None  #: misses of a way; None where `relaxed` are the fewest
     forced_reached: int | None = None
+    complete: Complete | None = None
     reasons: tuple[str, ...] = field(default=())  #: why something is not known
 
 
@@ -189,6 +211,7 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
         least,
         _reached(counted),
         None if forced is None else _reached(forced),
+        complete_steps(trace, relaxed),
         tuple(reasons),
     )
 

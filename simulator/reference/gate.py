@@ -83,6 +83,7 @@ class Demanded:
     step: Step
     ids: list[list[int]]  #: what each token runs: routing's choice, then substitutes and -1 for dropped
     wants: list[int]
+    misses: int = 0
     tiers: dict[int, int] = field(default_factory=dict)  #: executed expert of the layer -> precision it runs at
 
 
@@ -190,6 +191,7 @@ class Gatekeeper:
         """Classify these demanded experts against the present state; the miss policy decides on absent ones."""
         accesses = [self._classify(demanded, n) for n in positions]
         missing = [access for access in accesses if access.served is Served.FETCH]
+        demanded.misses += len(missing)
         if missing:
             self._resolve(demanded, missing)
         now = self._tables.now
@@ -338,7 +340,10 @@ class Gatekeeper:
         return [self._serve({}, x, tokens) for x, tokens in sorted(access.substitutes.items())]
 
     def settle(self, demanded: Demanded, step_pass: Pass, layer: int) -> None:
-        """Report the executed mixture to the source and count its fidelity."""
+        """Count the step, report the executed mixture to the source and count its fidelity."""
+        if demanded.step.expert:
+            self._counters.count("steps", layer)
+            self._counters.count("complete_steps", layer, int(demanded.misses == 0))
         mixture = Mixture(demanded.gate, demanded.step.ids, demanded.ids, demanded.tiers)
         self._source.used(step_pass, layer, mixture)
         count_fidelity(self._counters, self._source, step_pass, layer, mixture)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.analysis.gap import COMPLETE
 from moereplay.simulator.config import configure
 from moereplay.simulator.limits.limits import limits
 from moereplay.simulator.replay import replay
@@ -49,6 +50,8 @@ def test_json_has_the_limits_and_the_policies_with_parts_that_add_up(trace: Path
     assert first["limits"]["routed"]["at_least"] <= first["limits"]["routed"]["at_most"] <= first["limits"]["relaxed"]
     assert second["config"]["capacity"] == "50%"
     lru, static = first["policies"]
+    assert found.complete is not None
+    assert lru["complete_steps"] <= first["limits"]["complete_steps"] == found.complete.at_most
     assert lru["misses"] == replay(open_trace(trace), config).totals["misses"]
     parts = ("compulsory", "capacity", "admission", "victim")
     assert sum(lru["gap"][name] for name in parts) == lru["misses"]
@@ -64,9 +67,11 @@ def test_the_table_and_the_csv_have_a_row_for_every_limit_and_policy(trace: Path
     assert printed.count("\nseconds of a100-5gbps: estimated, not calibrated") == 2
     assert printed.count("\nany prefetch ") == 2 and "lru: " in printed and "potential after " in printed
     rows = list(csv.DictReader(moereplay("bounds", trace, *GRID, "--csv").stdout.splitlines()))
-    assert len(rows) == 2 * 10 and {row["capacity"] for row in rows} == {"25%", "50%"}
+    assert len(rows) == 2 * 12 and {row["capacity"] for row in rows} == {"25%", "50%"}
     assert [row["what"] for row in rows][:3] == ["compulsory", "relaxed belady", "forced belady"]
-    assert [row["what"] for row in rows][8:10] == ["lru", "static"]
+    assert [row["what"] for row in rows][8:12] == ["lru", "static", *COMPLETE]
+    complete = [int(row["complete_steps"]) for row in rows[8:12]]
+    assert max(complete) == complete[3] and printed.count("\ncomplete steps, without a miss: lru ") == 2
 
 
 def test_the_same_question_has_the_same_bytes_as_answer(trace: Path) -> None:

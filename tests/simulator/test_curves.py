@@ -57,11 +57,13 @@ def by_layer(result: Result, name: str, layers: int) -> list[int]:
 
 
 def assert_equals_replays(trace: Trace, made: Curve, where: Platform) -> None:
-    """At every capacity that the curve decides: misses, compulsory misses and accesses of every layer."""
+    """At every capacity that the curve decides: misses, complete steps and the rest of every layer."""
     layers = trace.geometry.layers
     for at in np.flatnonzero(made.decided):
         result = replayed(trace, made, int(made.capacity_bytes[at]), where)
         assert by_layer(result, "misses", layers) == made.layer_misses[:, at].tolist()
+        assert by_layer(result, "complete_steps", layers) == made.layer_complete[:, at].tolist()
+        assert by_layer(result, "steps", layers) == made.layer_steps.tolist()
         assert by_layer(result, "compulsory", layers) == made.layer_compulsory.tolist()
         assert by_layer(result, "accesses", layers) == made.layer_accesses.tolist()
 

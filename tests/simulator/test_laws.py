@@ -46,6 +46,8 @@ def check_accesses(outcome: Outcome) -> None:
     """Every access hits, is late or misses, for one reason."""
     assert outcome["accesses"] == sum(outcome.counts("hits", "late", "misses"))
     assert outcome["misses"] == sum(outcome.counts(*REASONS))
+    incomplete = outcome["steps"] - outcome["complete_steps"]
+    assert bool(incomplete) == bool(outcome["misses"]) and incomplete <= outcome["misses"]
 
 
 def check_log(outcome: Outcome, scenario: Scenario) -> None:
