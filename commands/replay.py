@@ -45,12 +45,15 @@ if TYPE_CHECKING:
 
 
 class Printed(NamedTuple):
-    """Rows of the table and its form."""
+    """Rows of the table and its form, and which rows are stored."""
 
     by: options.By = "hit_rate"
     top: Annotated[int, typer.Option(min=0, help="Maximum number of rows per capacity; 0 for all.")] = 0
     csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, with all columns and digits.")] = False
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the rows as a Markdown table.")] = False
+    request_layers: Annotated[
+        bool, typer.Option("--request-layers", help="With --out: keep rows by request and layer, however many.")
+    ] = False
 
 
 class Serving(NamedTuple):
@@ -77,9 +80,6 @@ def replay(
     serving: Serving,
     as_json: Annotated[bool, typer.Option("--json", help="Print one configuration as one JSON document.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for results, in the format of `sweep run`.")] = None,
-    request_layers: Annotated[
-        bool, typer.Option("--request-layers", help="With --out: keep rows by request and layer, however many.")
-    ] = False,
     events: Annotated[
         Path | None, typer.Option(help="Event log to write, for one configuration (.parquet or .csv).")
     ] = None,
@@ -96,7 +96,7 @@ def replay(
     ranking_column(printed.by)
     if as_json + printed.csv + printed.markdown > 1:
         raise ConfigError("--json, --csv and --markdown are mutually exclusive")
-    if request_layers and out is None:
+    if printed.request_layers and out is None:
         raise ConfigError("--request-layers requires --out")
     if serving.find_rate:
         _search_rates(opened, configs, serving, printed, [as_json, bool(events), bool(out)], engine)
@@ -105,7 +105,7 @@ def replay(
     level = _level(serving)
     with keeping(lambda: _kept_in(out)), progress(len(configs), "replays") as advance:
         taken: list[int] = []
-        by_layer = out is not None and (request_layers or None)
+        by_layer = out is not None and (printed.request_layers or None)
         outcomes = run_grid(
             opened, configs, workers, bool(events), done=advance, engine=engine, took=taken.append, by_layer=by_layer
         )

@@ -100,6 +100,8 @@ def initial_state(
     numbers |= STEPPED if stepped else OWN_CLOCK
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"batched": numbers["n_batched"] > 0}
+    layered = len(LAYERED) if spec.by_layer else 0
+    numbers |= {"n_layered": layered, "n_layer_cells": numbers["layers"] * 2 * layered}
     reads_future = bool(chosen.reads & {"next_use", "next_pass"})
     numbers |= {"knows_future": numbers["n_demand"] > 0 and reads_future and not chosen.changes_routing}
     arrives = bool(numbers["arrives"])
@@ -309,8 +311,6 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_share_rows": len(inputs["share_token"]),
         "arrives": len(inputs["share_start"]) > 0,
     }
-    layered = len(LAYERED) if spec.by_layer else 0
-    numbers |= {"n_layered": layered, "n_layer_cells": geometry.layers * 2 * layered}
     numbers |= {"n_warm": len(spec.start[0]), "n_warm_lower": sum(map(len, spec.start[1:]))}
     numbers |= _of_arrivals(numbers, spec) if numbers["arrives"] else {"n_slots": 0, "n_arrivals": 0}
     numbers |= {
