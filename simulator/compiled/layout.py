@@ -365,7 +365,7 @@ OWNS = {
         "links prefetch_queue demand_queue flight lands piece_at ready "
         "owned.awaited owned.bypasses owned.prefetch "
         "batch_count bytes_at wire_until owned.parts "
-        "lower newer older is_there held coming owned.for_cpu arrival"
+        "lower newer older is_there held coming owned.for_cpu arrival copies.lower"
     ),
     "links": "preloads to_load predictions link.announced owned.target",
     "demand": (

@@ -212,7 +212,7 @@ def model_load(spec: str, options: Options) -> Load:
     load = _load(options, geometry, model.name, f"{shown(model.name)}{stored}", recognised(model.name) or model)
     assumed = (*load.assumed, *filter(None, (model.note if options.quant else "", model.assumed)))
     if model.table_params:
-        assumed = (*assumed, "tables of n-grams are in no sum of memory: they are read by the row, from RAM or the disk")
+        assumed = (*assumed, "tables of n-grams are in no sum: they are read by the row, from RAM or the disk")
     if 0 < model.context < load.context:
         assumed = (*assumed, f"a longer context than the {model.context:,} positions that the model was made for")
     return replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -207,13 +208,13 @@ def test_memory_is_counted_as_it_is_sold_and_rates_in_powers_of_ten() -> None:
         ({"gpu": "3090", "ram": "lots"}, "such as 64GB"),
     ],
 )
-def test_a_number_without_a_unit_is_answered_with_the_unit(parts: dict[str, str], example: str) -> None:
+def test_a_number_without_a_unit_is_answered_with_the_unit(parts: dict[str, Any], example: str) -> None:
     with pytest.raises(ConfigError) as refused:
         assembled(**parts)
     assert example in str(refused.value)
 
 
-def cpu_of(**parts: str) -> Roofline:
+def cpu_of(**parts: Any) -> Roofline:
     """The CPU beside an RTX 3090."""
     cpu = assembled(gpu="3090", ram="64GB", **parts).platform.cpu
     assert isinstance(cpu, Roofline)
@@ -265,13 +266,14 @@ def test_several_cards_have_the_memory_of_all_and_the_rates_of_one() -> None:
 
 def test_others_keep_a_part_of_the_memory() -> None:
     """A desktop of its card, macOS a quarter, any other system 2 GB; the same share of an upgrade."""
-    for parts, kept in (
+    cases: tuple[tuple[dict[str, Any], float], ...] = (
         ({"gpu": "RTX 3090"}, 0.08 * 24 * GIB),
         ({"gpu": "H100 PCIe"}, 0.01 * 80 * GIB),
         ({"gpu": "M4 Max"}, 16 * GIB),
         ({"gpu": "GB10"}, 2e9),
         ({}, 2e9),
-    ):
+    )
+    for parts, kept in cases:
         made = assembled(**parts, ram="64GB")
         assert made.memory_bytes - made.free_bytes == pytest.approx(kept, abs=1)
         larger = with_memory(made, 2 * made.memory_bytes)
@@ -315,7 +317,7 @@ def test_a_machine_whose_ram_holds_every_expert_has_no_disk() -> None:
         {"ram_rate": "50GB/s"},
     ],
 )
-def test_parts_that_fit_no_machine_are_refused(parts: dict[str, str]) -> None:
+def test_parts_that_fit_no_machine_are_refused(parts: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         assembled(**parts)
 

@@ -82,7 +82,7 @@ def load(geometry: Geometry | None = None, reuse: tuple[float, ...] = (0.5,), **
     return Load(**about | change)
 
 
-def machine(**parts: str) -> Machine:
+def machine(**parts: Any) -> Machine:
     return assembled(**{"gpu": "RTX 3090", "ram": "64GB", "ram_rate": "50GB/s", "disk": "3GB/s", **parts})
 
 
@@ -376,7 +376,7 @@ def test_the_command_answers_in_25_lines_with_drafts_streams_and_figures(tmp_pat
     ],
 )
 def test_published_reports_of_memory(
-    model: str, quant: str, context: int, parts: dict[str, str], layers: range
+    model: str, quant: str, context: int, parts: dict[str, Any], layers: range
 ) -> None:
     of = model_load(model, Options(quant=quant, context=context))
     room = max(0, room_of(of, assembled(**parts), engine("llama.cpp")))
