@@ -189,7 +189,6 @@ def state_of_sources() -> str:
     return sha256("\0".join([digest_of_sources(), *versions()]).encode()).hexdigest()[:20]
 
 
-@cache
 def digest_of_sources() -> str:
     """Return a hash of all sources, the same on every machine."""
     hasher = sha256()

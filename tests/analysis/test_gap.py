@@ -53,12 +53,13 @@ def test_parts_are_never_negative_and_add_up(case: Case) -> None:
 def document(**limit: Any) -> dict[str, Any]:
     """Of lru, which misses 100 times, and of `static`, which may reject and misses 90 times."""
     known = {"compulsory": 10, "relaxed": 40, "forced": 50, "fixed_preloaded": 5, "fixed_loaded_once": 3}
+    complete = dict.fromkeys(("complete_steps_reached", "complete_steps", "steps"))
     lru, static = gap_of(100, 10, 40, 50), gap_of(90, 10, 40, None)
-    policy = {"time_ns": 400, "tokens_per_s": 2.0}
+    policy = {"time_ns": 400, "tokens_per_s": 2.0, "complete_steps": 7}
     return {
         "config": {"capacity": "5%"},
         "accesses": 200,
-        "limits": known | {"routed": None, "time_ns": 100, "tokens_per_s": 8.0} | limit,
+        "limits": known | complete | {"routed": None, "time_ns": 100, "tokens_per_s": 8.0} | limit,
         "policies": [
             {"eviction": "lru", "misses": 100, "gap": asdict(lru), **policy},
             {"eviction": "static", "misses": 90, "gap": asdict(static), **policy},

@@ -127,7 +127,7 @@ def test_out_and_events_are_parquet_and_the_same_from_run_to_run(small, tmp_path
         )
         assert moereplay("replay", small, *arguments).returncode == 0
     assert tables(tmp_path / "a") == tables(tmp_path / "b")
-    assert len(tables(tmp_path / "a")) == 4
+    assert len(tables(tmp_path / "a")) == 5
     events = pl.read_parquet(tmp_path / "a.parquet")
     assert events.equals(pl.read_parquet(tmp_path / "b.parquet"))
     assert {"dense", "expert", "transfer", "hits", "compulsory"} <= set(events["kind"])
@@ -138,7 +138,7 @@ def test_one_process_and_two_give_the_same_rows(small, tmp_path):
         arguments = ("--eviction", "lru,fifo", "--workers", workers, "--out", tmp_path / str(workers))
         assert moereplay("replay", small, "--capacity", "30%", *arguments).returncode == 0
     assert tables(tmp_path / "1") == tables(tmp_path / "2")
-    assert len(tables(tmp_path / "1")) == 8
+    assert len(tables(tmp_path / "1")) == 10
 
 
 def tables(folder: Path) -> dict[str, bytes]:

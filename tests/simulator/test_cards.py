@@ -281,10 +281,11 @@ def test_others_keep_a_part_of_the_memory() -> None:
 
 
 def test_upgrades_are_sold() -> None:
-    """Two larger cards, a kit of at least twice the size, modules, a full slot of PCIe 4, and a drive of PCIe 5."""
+    """No desktop, two larger cards, a kit of twice the size, modules, a full slot of PCIe 4, a drive of PCIe 5."""
     found = assembled(gpu="RTX 3060", ram="24GB", ram_rate="DDR4-3200", link="4.0x8", disk="7GB/s")
     said = [what.partition(" in place of")[0] for what, _ in better(found, 100 * GIB)]
     assert said == [
+        "no desktop on the card (--headless)",
         *("VRAM of 16 GB", "VRAM of 24 GB", "RAM of 48 GB", "RAM read at 62.7 GB/s (2xDDR5-5600)"),
         *("twice the CPU's cores", "a link of 25.1 GB/s (PCIe 4.0 x16)", "VRAM read at 432 GB/s", "a disk of 14 GB/s"),
     ]
