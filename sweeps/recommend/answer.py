@@ -628,7 +628,7 @@ def keep_answer(of: Answer, out: Path) -> Iterator[str]:
             for run, path in zip(estimate.runs, _of_runs(estimate, traces), strict=True):
                 trace = open_trace(path)
                 config = run.config.model_copy(update={"platform": str(file)})
-                list(keep(out, trace, [config], run_grid(trace, [config], bounded=False), ENGINES[0]))
+                list(keep(out, trace, [config], run_grid(trace, [config], bounded=False, by_layer=None), ENGINES[0]))
                 if estimate is of.best and run is estimate.middle:
                     for name, pairs in expert_lists(config.model_dump(mode="json")).items():
                         (out / name).write_text(json_text(pairs))
