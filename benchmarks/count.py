@@ -35,7 +35,7 @@ from moereplay.traces.schema import Trace
 PROCESSOR = os.environ["NUMBA_CPU_NAME"]  #: as the make target sets it: counts do not depend on the machine
 SIZES = {"olmoe": Size("olmoe-1b-7b", 500, 500), "deepseek": Size("deepseek-v3", 150, 150)}
 CAPACITIES = ("1%", "5%", "25%")
-#: Settings of a case beside its capacity.
+#: Settings of a case, without its capacity.
 SETTINGS: dict[str, dict[str, Any]] = {
     "lru": {},
     "lru, top_k": {"prefetch": "top_k"},

@@ -51,7 +51,7 @@ def bench_run(
     miss: Annotated[str, typer.Option(help=f"Miss policies (default: fetch). {LISTS}", show_default=False)] = "",
     policy_file: options.PolicyFiles = None,
     shipped: Annotated[
-        bool, typer.Option("--all", help="Enter every policy of the project alone; those that are refused are said.")
+        bool, typer.Option("--all", help="Enter every policy of the project alone, and name those that are refused.")
     ] = False,
     suite: SuiteFile = SUITE,
     workers: options.Workers = CORES,

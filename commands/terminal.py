@@ -210,13 +210,18 @@ def leave(code: Any) -> NoReturn:
         others = [each for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
         at_once = at_once or not ended or bool(code and others)  # a library's thread may wait for a server
     if at_once:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
-        if was_interrupted():
-            atexit._run_exitfuncs()
-        os._exit(code if isinstance(code, int) else 1)
+        end_at_once(code)
     sys.exit(code)
+
+
+def end_at_once(code: Any) -> NoReturn:
+    """End the process without waiting for threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    if was_interrupted():
+        atexit._run_exitfuncs()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 # -- progress: a bar or a rewritten line on a terminal, elsewhere a new line every ten seconds

@@ -79,11 +79,11 @@ def summary(runs: list[Compared]) -> Iterator[str]:
         near = sum(abs(error) <= 0.25 for error in errors)
         yield f"{kind}: {len(errors)} runs, median error {median(map(abs, errors)):.0%}, {near} within 25 %"
     for kind, (inside, many) in within(runs).items():
-        yield f"{kind}: {inside} of {many} runs are where those of the other machines let expect 4 of 5"
+        yield f"{kind}: {inside} of {many} runs lie in the range that runs of the other machines give for 4 of 5"
 
 
 def within(runs: list[Compared]) -> dict[str, tuple[int, int]]:
-    """Return by kind how many runs lie in the range that those of other machines give, and of how many.
+    """Return by kind how many runs lie in the range that runs of other machines give for 4 of 5, and of how many.
 
     Kinds of fewer than four machines are left out.
     """

@@ -35,8 +35,15 @@ class Band(Sparse):
 
     def as_they(self, whose: str, tokens_per_s: float) -> str:
         """Return the speeds that the runs make likely: `8 measured runs of OWNER: 12 to 18 tokens/s if ...`."""
-        speeds = between(digits(tokens_per_s / self.most, 3), digits(tokens_per_s / self.least, 3))
-        return f"{counted(self.runs, 'measured run')} of {whose}: {speeds} tokens/s if this one errs as they"
+        return f"{self._of(whose)}: {speeds(tokens_per_s, self.least, self.most)} if this one errs as they"
+
+    def _of(self, whose: str) -> str:
+        return f"{counted(self.runs, 'measured run')} of {whose}"
+
+
+def speeds(tokens_per_s: float, least: float, most: float) -> str:
+    """Return the tokens/s of a predicted speed, if runs take `least` to `most` times the predicted time."""
+    return f"{between(digits(tokens_per_s / most, 3), digits(tokens_per_s / least, 3))} tokens/s"
 
 
 class Tried(Band):
@@ -63,10 +70,8 @@ class Tried(Band):
         """Return the speeds of 4 of 5 other machines, or else, of few machines, those if this one errs as the runs."""
         if self.machines < min(WIDER):
             return super().as_they(whose, tokens_per_s)
-        least, most = self.likely()
-        speeds = between(digits(tokens_per_s / most, 3), digits(tokens_per_s / least, 3))
-        runs = counted(self.runs, "measured run")
-        return f"{runs} of {whose}: with errors like theirs 4 of 5 such machines give {speeds} tokens/s"
+        likely = speeds(tokens_per_s, *self.likely())
+        return f"{self._of(whose)}: with errors like theirs 4 of 5 such machines give {likely}"
 
 
 #: By number of machines: the interval that 80 % of others lie in, over the range of so many. Logarithms are taken as

@@ -282,10 +282,9 @@ def assembled(
     found = _card(gpu, vram, assumed)
     if count > 1 and (found is None or found.is_unified):
         raise ConfigError(f"invalid --gpu {shown(gpu)!r}: expected a card with its own memory where there are {count}")
-    if headless and (found is None or found.is_unified):
-        raise ConfigError("--headless requires a GPU with its own memory: pass --gpu or --vram")
-    if link and (found is None or found.is_unified):
-        raise ConfigError("--link requires a GPU with its own memory: pass --gpu or --vram")
+    for option, given in {"headless": headless, "link": link}.items():
+        if given and (found is None or found.is_unified):
+            raise ConfigError(f"--{option} requires a GPU with its own memory: pass --gpu or --vram")
     memory = _size(ram, found, assumed)
     reads = rate_of(disk, "disk") if disk else DISK_BYTES_PER_S
     if not disk:

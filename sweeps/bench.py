@@ -72,7 +72,7 @@ class Contract(Frozen):
 
 
 class Suite(Frozen):
-    """What every entry replays: routing models, recordings and platforms by name, each with a digest."""
+    """The replays of every entry: routing models, recordings and platforms by name, each with a digest."""
 
     version: int = Field(ge=1)
     capacities: tuple[str, ...] = Field(min_length=1)
@@ -135,7 +135,7 @@ LRU, BELADY = Entry("lru"), Entry("belady")
 
 
 class Digests(Frozen):
-    """What a row depends on."""
+    """The digests of all that a row depends on."""
 
     suite: Text
     policies: Text
@@ -144,7 +144,7 @@ class Digests(Frozen):
 
 
 class Row(Frozen):
-    """What an entry reached. Lists are by trace and cell, in the order of the suite."""
+    """The result of an entry. Lists are by trace and cell, in the order of the suite."""
 
     bench: int  #: version of the suite
     eviction: Text
@@ -263,7 +263,7 @@ def replays(entries: Sequence[Entry], suite: Suite) -> int:
 
 
 class Cell(NamedTuple):
-    """What is kept of a replay."""
+    """The counts of a replay."""
 
     machine: str
     counted: Mapping[str, int]  #: COUNTED and the sums of times
@@ -271,7 +271,7 @@ class Cell(NamedTuple):
 
     @classmethod
     def of(cls, machine: str, result: Result, layers: int) -> Cell:
-        """Return what is kept of a result."""
+        """Return the counts of a result."""
         totals = {name: result.totals[name] for name in COUNTED}
         return cls(machine, totals | request_times(result.per_request), layers)
 
@@ -325,7 +325,7 @@ class Written(NamedTuple):
 
 
 def read_rows(paths: Sequence[Path]) -> list[Written]:
-    """Read the rows of files. Raises ConfigError for what is no row, and for a row that was changed by hand."""
+    """Read the rows of files. Raises ConfigError for a line that is no row, and for a row that was edited."""
     found: list[Written] = []
     for path in paths:
         try:

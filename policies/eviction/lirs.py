@@ -4,9 +4,9 @@ LIR copies fill the pool but for a share `hir` of its bytes, or one expert if th
 resident HIR copies, the oldest of which is evicted. The stack is everything, resident or not, whose last use is newer
 than that of the least recent LIR copy: the paper's stack after pruning, without a bound on its length. A use finds the
 expert in the stack: it becomes LIR, and the least recent LIR copies go to the newest end of the queue. Else it is HIR,
-and goes there itself. While LIR copies have room, whatever is used is one of them. With `hir=1` this is LRU.
+and goes there itself. While LIR copies have room, every used copy is one of them. With `hir=1` this is LRU.
 
-A missing expert becomes the most recent when it arrives, by the status that its use found. A prefetch is no use: it
+A missing expert becomes the most recent when it arrives, by the status that its use found. A prefetch is not a use: it
 enters the queue, unless the CPU has run the expert from within the stack before. If all of the queue is pinned, the
 least recent LIR copy is evicted.
 """

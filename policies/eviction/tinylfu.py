@@ -8,7 +8,7 @@ victim there, which is evicted; else it is evicted itself. What a step uses is p
 
 Uses are counted up to 15, also of absent experts, and all counts are halved when `sample` times as many as the pool has
 room for experts were counted. The sources keep counts of millions of keys in a sketch, with a filter for keys that come
-once; experts are few, and these counts are exact. A prefetch is no use, and no exception: without a window it must win.
+once; experts are few, and these counts are exact. A prefetch is not a use; without a window it too must win.
 """
 
 from moereplay.policies.blocks import (

@@ -2,7 +2,7 @@
 
 A step is complete if the stays (`stream.py`) of all its experts are chosen; a step with a first use never is. Choosing
 steps whose stays fit every place's room is an integer program. As for hits (`unequal.py`), a byte on each place has a
-price of at least 0, and whatever is chosen, there are no more complete steps than the price of all room plus, for every
+price of at least 0, and for any choice there are no more complete steps than the price of all room plus, for every
 step, what is left of 1 after paying for its stays, where that is positive. Places are those of the relaxed rules: what
 lies between two look-ups, with room for a pool. So the limit holds for evictions that admit every miss, too.
 
@@ -175,7 +175,7 @@ def _in_integers(steps: Steps, prices: np.ndarray) -> int:
     one = 1 << BITS
     whole = np.rint(np.minimum(prices, 1.0) * one).astype(np.int64)
     until = np.concatenate([[0], np.cumsum(whole)])
-    paid = np.minimum(until[steps.end] - until[steps.begin], one // steps.size + 1) * steps.size  # more is no worth
+    paid = np.minimum(until[steps.end] - until[steps.begin], one // steps.size + 1) * steps.size  # beyond, worth is 0
     spent = np.concatenate([[0], np.cumsum(paid)])[steps.first]  # may wrap, as differences do not
     worth = np.maximum(one - np.diff(spent), 0)
     lower = (1 << 20) - 1

@@ -104,19 +104,19 @@ class Estimate:
 
     @cached_property
     def runs(self) -> tuple[Replayed, ...]:
-        """By routing; one, where the routing does not matter."""
+        """The replays by routing; one, where the routing does not matter."""
         if not (self.whole and self.setting.by_routing):
             return (self.middle,)
         return tuple(self.replays.run(self.setting, at) for at in range(len(self.replays.load.routings)))
 
     @cached_property
     def parts(self) -> Parts:
-        """Of a token's time, at the middle routing."""
+        """The parts of a token's time, at the middle routing."""
         return parts_of(self.replays.load, self.setting, self.middle)
 
     @cached_property
     def memory(self) -> list[Sum]:
-        """What lies in fast memory, and in main memory below it."""
+        """The contents of fast memory, and of main memory below it."""
         made = engine(self.setting.engine) if self.setting.engine else NOBODY
         return memory_of(self.replays.load, self.setting, made)
 

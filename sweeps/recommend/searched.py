@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
 
 
 class Lossy(NamedTuple):
-    """What a faster set changes, which may change the output."""
+    """The policies that a faster set changes, so that the output may change."""
 
     change: dict[str, str]
     gain: float
@@ -67,7 +67,7 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search found, and what it is about."""
+    """A search: its question, and the sets that it found."""
 
     question: Question  #: of the requests that figures are of
     answer: Answer
@@ -85,7 +85,7 @@ class Searched:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the best set's replay says of model and times."""
+        """The facts about model and times in the best set's replay."""
         return self.best.result.about
 
     @property
@@ -95,7 +95,7 @@ class Searched:
 
     @property
     def grade(self) -> tuple[str, str]:
-        """What the answer rests on, and whose routing it is."""
+        """The kind of times and routing that the answer rests on, and whose routing it is."""
         return grade_of(self.about["seconds"], self.question.trace)
 
     @property
@@ -190,7 +190,7 @@ class Searched:
 
     @property
     def placed(self) -> Placed:
-        """The same in the quantities that engines name."""
+        """The best set's cache in the quantities that engines name."""
         memory = self.question.memory
         return placed(self.question.trace.geometry, self.held, (memory.dense_bytes + self.held) / memory.total_bytes)
 
@@ -201,7 +201,7 @@ class Searched:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the figures do not hold for, and which order would turn."""
+        """Cases that the figures do not hold for, and orders that would turn."""
         return tuple(dict.fromkeys(filter(None, [*self._warnings(), *self._turned()])))
 
     def _warnings(self) -> Iterator[str]:

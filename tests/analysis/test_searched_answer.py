@@ -81,7 +81,7 @@ def test_a_set_that_no_engine_has_is_marked_and_the_best_of_engines_stands_besid
 
 
 def test_measured_runs_of_the_platform_correct_the_figure_or_there_are_none() -> None:
-    """Of the phone 20 runs took 1.80 to 3.13 times the predicted time."""
+    """20 runs of the phone took 1.80 to 3.13 times the predicted time."""
     of = searched_of("phone-ufs4")
     least, most = (of.best.tokens_per_s / times for times in (of.about["band_most"], of.about["band_least"]))
     (line,) = [line for line in told.lines(of) if "measured runs" in line]

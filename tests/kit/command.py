@@ -18,6 +18,7 @@ import pytest
 import typer
 
 from moereplay.command import application, main
+from moereplay.commands import terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +37,7 @@ def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProc
         patch.setattr(typer.main, "get_command", lambda made: parser)
         patch.setattr(sys, "argv", words)
         patch.setattr(sys, "excepthook", sys.excepthook)  # it is set, and put back at the end
+        patch.setattr(terminal, "end_at_once", sys.exit)  # a library's thread may still be ending
         patch.setenv("NO_COLOR", "1")
         patch.chdir(cwd or Path.cwd())
         try:

@@ -46,7 +46,7 @@ class RoutingModel:
         raise NotImplementedError
 
     def knows(self, trace: Trace) -> None:
-        """What will be replayed."""
+        """Take the trace that will be replayed."""
 
     def begin(self, gate: Gate, tokens: Sequence[Token]) -> None:
         """A gate opens for the tokens of a pass."""

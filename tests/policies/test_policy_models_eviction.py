@@ -88,7 +88,7 @@ def uses_in_residence(m: Ranked, x: int) -> int:
 
 
 def pays(half_life: int, margin: float, price: float) -> LetsIn:
-    """What a payback lets in."""
+    """Return the experts that a payback admits."""
     return lambda m, x, leaving: decayed(m, x, half_life) >= margin * (decayed(m, leaving, half_life) + price)
 
 

@@ -163,7 +163,7 @@ def test_a_lone_token_has_none_to_ride_with():
 
 
 def kept(text: str, profile: list[tuple[int, int]]) -> list[list[list[int]]]:
-    """What two tokens run, of four experts in each of two layers; scores fall with the expert's number."""
+    """Return the experts that two tokens run, of four in each of two layers; scores fall with the expert's number."""
     logits = np.tile(np.array([3.0, 2.0, 1.0, 0.0], np.float32), (2, 2, 1))
     chosen = np.array([[[0, 1], [0, 1]], [[0, 2], [0, 1]]])
     weights = weigh(RENORMALISED, logits, chosen)

@@ -20,7 +20,7 @@ from tests.kit.every import every
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ("tracegen", "traces", "policies", "simulator", "sweeps", "calibration", "results", "analysis")
 PACKAGES = (*STAGES, "commands")
-#: Typed values that analysis tells.
+#: Typed values that analysis prints.
 ANSWER = {f"sweeps.recommend.{name}" for name in ("answer", "engines", "runner", "search", "searched", "settings")}
 #: What each package may import.
 MAY_IMPORT = {
