@@ -323,9 +323,9 @@ class TraceWriter:
 def _remove(folder: Path) -> None:
     """Remove a folder, repeatedly: after a failed write other threads of zarr may still be writing into it."""
     for _ in range(REMOVALS):
-        shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
+        shutil.rmtree(folder, ignore_errors=True)
         time.sleep(SECONDS_BETWEEN_REMOVALS)
 
 
