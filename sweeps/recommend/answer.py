@@ -297,13 +297,12 @@ def parts_of(load: Load, setting: Setting, run: Replayed) -> Parts:
     sync = steps * (platform.loading.gate_ns + 1_000 * setting.mode.step_us)
     computed = totals["dense_ns"] + totals["expert_ns"] + totals["loading_ns"] - sync
     stall = max(0, totals["time_ns"] - totals["dense_ns"] - totals["expert_ns"] - totals["loading_ns"])
-    rate = setting.machine.disk_bytes_per_s or 1.0
     one = not setting.machine.has_main_memory
-    fetched = totals["bytes_demand"] / platform.links[0].bytes_per_s * 1e9
+    fetched = totals["bytes_demand"] / setting.platform(load).links[0].bytes_per_s * 1e9
     busy = {
         "cpu": float(totals["cpu_ns"]),
         "link": 0.0 if one else fetched,
-        "disk": (totals["bytes_demand"] if one else totals["bytes_lower"]) / rate * 1e9,
+        "disk": fetched if one else totals["bytes_lower"] / setting.read_bytes_per_s * 1e9,
     }
     whole = sum(busy.values()) or 1.0
     waited = {name: stall * ns / whole / tokens for name, ns in busy.items()}
@@ -367,7 +366,7 @@ def _answer(replays: Replays, machine: Machine, only: str, smaller: Smaller) -> 
         engines=tuple(by_engine),
         ways=_ways(replays, load, machine),
         made=replays,
-        costs=expert_us(load, machine),
+        costs=expert_us(load, best.setting),
         binds=binds(load, best),
         more=tuple(_upgrades(replays, machine, best)),
         smaller=tuple(more for name, other in others for more in _more(Replays(other), name, machine, best)),
@@ -423,10 +422,17 @@ def _likely(of: Estimate) -> float:
 
 
 def _upgrades(replays: Replays, machine: Machine, best: Estimate) -> Iterator[More]:
-    """Yield what each better part gives on the same engine, the most first; parts that give nothing are left out."""
-    upgraded = better(machine, replays.load.expert_bytes)
-    found = [more for what, other in upgraded for more in _more(replays.apart, what, other, best) if more.gain > WORTH]
-    yield from sorted(found, key=lambda more: -more.gain)
+    """Yield what each better part gives on the same engine, the most first.
+
+    A part that gives nothing is left out, and so is a larger one that gives no more than a smaller one of its kind.
+    """
+    found = dict[str, More]()
+    for what, other in better(machine, replays.load.expert_bytes):
+        for more in _more(replays.apart, what, other, best):
+            part = what.partition(" of ")[0]
+            if more.gain > WORTH and (part not in found or more.tokens_per_s > found[part].tokens_per_s * (1 + WORTH)):
+                found[part if part not in found else what] = more
+    yield from sorted(found.values(), key=lambda more: -more.gain)
 
 
 def _more(replays: Replays, what: str, machine: Machine, best: Estimate) -> Iterator[More]:

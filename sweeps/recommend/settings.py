@@ -113,11 +113,9 @@ class Setting:
             change["draft"] = base.draft.model_copy(
                 update={"ns_per_token": draft_ns(load.geometry, times, load.decoding.streams, load.context)}
             )
-        slow = (MAPPED if mode.below == "mmap" else 1.0) / self.slower
         sync = round(1_000 * mode.layer_us)
         if not self.machine.has_main_memory:
-            reads = self.machine.disk_bytes_per_s or base.links[0].bytes_per_s
-            link = base.links[0].model_copy(update={"bytes_per_s": reads * slow})
+            link = base.links[0].model_copy(update={"bytes_per_s": self.read_bytes_per_s})
             overlap = "arrival" if mode.overlap else "none"
             return base.model_copy(update=change | {"links": (link,), "overlap": overlap})
         starts, dearer = sync if mode.miss != "cpu" else 0, self.slower * self.uploads
@@ -125,7 +123,7 @@ class Setting:
             link.model_copy(update={"start_ns": link.start_ns or starts, "bytes_per_s": link.bytes_per_s / dearer})
             for link in base.links
         )
-        tiers = self._tiers(base, slow, max(load.geometry.expert_bytes)) if self.disk_bytes else ()
+        tiers = self._tiers(base, max(load.geometry.expert_bytes)) if self.disk_bytes else ()
         cpu = base.cpu and slowed(base.cpu, self.slower).model_copy(
             update={
                 "tier": tiers[0].name if tiers else "",
@@ -138,9 +136,15 @@ class Setting:
             update=change | {"links": links, "tiers": tiers, "cpu": cpu, "contention": contention, "slow_tier": RAM}
         )
 
-    def _tiers(self, base: Platform, slow: float, least: int) -> tuple[LowerTier, ...]:
+    @property
+    def read_bytes_per_s(self) -> float:
+        """Rate at which the setting reads the disk: that of pages which fault, if it maps the file."""
+        rate = self.machine.disk_bytes_per_s or self.machine.platform.links[0].bytes_per_s
+        return rate * (MAPPED if self.mode.below == "mmap" else 1.0) / self.slower
+
+    def _tiers(self, base: Platform, least: int) -> tuple[LowerTier, ...]:
         """Return main memory over the disk, with room for an expert on its way."""
-        reads = (self.machine.disk_bytes_per_s or 1.0) * slow
+        reads = self.read_bytes_per_s
         size = f"{max(least, self.ram_bytes)}B"
         if base.tiers:
             return (base.tiers[0].model_copy(update={"capacity": size, "bytes_per_s": reads}),)
@@ -325,11 +329,10 @@ def memory_of(load: Load, setting: Setting, engine: Engine) -> list[Sum]:
     return [fast, Sum({name: size for name, size in below.items() if size}, machine.ram_bytes)]
 
 
-def expert_us(load: Load, machine: Machine) -> dict[str, float]:
+def expert_us(load: Load, setting: Setting) -> dict[str, float]:
     """Return the microseconds of an expert of mean size on the CPU, over the link and from the disk, as there are."""
-    times = times_of(machine.platform.without_tiers(), load.geometry, (load.geometry.expert_bytes,))
-    size = fmean(load.geometry.expert_bytes)
-    rate = machine.disk_bytes_per_s
+    machine = setting.machine
+    times = times_of(setting.platform(load).without_tiers(), load.geometry, (load.geometry.expert_bytes,))
     costs = {"cpu": float(times.costs.cpu), "link": float(times.costs.load) if machine.has_main_memory else 0.0}
-    costs["disk"] = size / rate * 1e9 if rate else 0.0
+    costs["disk"] = fmean(load.geometry.expert_bytes) / setting.read_bytes_per_s * 1e9 if setting.disk_bytes else 0.0
     return {name: ns / 1000 for name, ns in costs.items() if ns}

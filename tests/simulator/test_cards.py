@@ -11,7 +11,16 @@ import pytest
 from moereplay.simulator.cards import card, cards, link_rate, recognised
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.here import as_file
-from moereplay.simulator.machine import Cores, assembled, better, in_memory, of_platform, with_memory, without_gpu
+from moereplay.simulator.machine import (
+    Cores,
+    assembled,
+    better,
+    in_memory,
+    of_platform,
+    ram_rate_of,
+    with_memory,
+    without_gpu,
+)
 from moereplay.simulator.platforms import as_toml, platform
 from moereplay.simulator.rates import Roofline
 from tests.kit.every import every
@@ -175,6 +184,8 @@ def test_links_are_measured_rates() -> None:
 
 
 def test_what_is_not_said_is_assumed_and_said() -> None:
+    server, desktop = (assembled(gpu="3090", ram=ram) for ram in ("256GB", "192GB"))
+    assert server.ends[0][0] == ram_rate_of("8xDDR4-3200") > desktop.ends[1][0]
     whole = assembled(gpu="3090", ram="64GB", ram_rate="50GB/s", disk="7GB/s", cores="16xAVX512")
     assert whole.assumed == ()
     assert whole.kind == "gpu" and whole.memory_bytes == 24 * GIB and whole.disk_bytes_per_s == 7e9

@@ -17,7 +17,7 @@ from moereplay.simulator.machine import Machine, assembled, of_platform
 from moereplay.simulator.platforms import platform
 from moereplay.sweeps.parts import read_results
 from moereplay.sweeps.recommend import load as loads
-from moereplay.sweeps.recommend.answer import Range, Replays, answer, prompt_of, replayed, surface
+from moereplay.sweeps.recommend.answer import Range, Replays, answer, parts_of, prompt_of, replayed, surface
 from moereplay.sweeps.recommend.decoding import PLAIN, Decoding
 from moereplay.sweeps.recommend.engines import GLOBAL_LRU, LAYERS, NAMES, Engine, Mode, engine, engines
 from moereplay.sweeps.recommend.load import Load, Options, Routing, model_load
@@ -26,6 +26,7 @@ from moereplay.sweeps.recommend.settings import (
     MAPPED,
     MARGIN,
     Setting,
+    expert_us,
     kept_back,
     memory_of,
     of_layers,
@@ -130,6 +131,10 @@ def test_what_every_layer_costs_the_kv_cache_and_page_faults_are_prices_of_the_p
     disk = [tier.bytes_per_s for setting in (direct, mapped) for tier in setting.platform(of).tiers]
     assert disk == [3e9, pytest.approx(3e9 * MAPPED)]
     assert ms(of, mapped) > 2 * ms(of, direct)
+    # the parts of a token and the price of an expert are at the setting's rate, not at the drive's
+    parts = [parts_of(of, setting, replayed(of, setting, 0)) for setting in (direct, mapped)]
+    assert parts[1].disk - parts[0].disk > 0.9 * (sum(parts[1]) - sum(parts[0]))
+    assert expert_us(of, mapped)["disk"] == pytest.approx(100e6 / (3e3 * MAPPED))
 
 
 def test_a_cache_is_faster_with_more_reuse_and_a_list_of_much_used_experts_beats_arbitrary_ones() -> None:
@@ -218,6 +223,8 @@ def test_more_of_what_binds_gains_and_a_gain_that_depends_on_the_routing_is_not_
     found = answer(load(), machine(vram="8GB"), "llama.cpp")
     assert found.binds == "RAM bandwidth" and found.more[0].what.startswith(("RAM read", "VRAM of"))
     assert all(more.gain > 0.01 for more in found.more)
+    speeds = [more.tokens_per_s for more in answer(load(), machine(vram="10GB")).more if more.what[:4] == "VRAM"]
+    assert len(speeds) == len({round(speed, 9) for speed in speeds}) > 0  # a larger card that gives no more is left out
     assert pays(Range(-0.1, 0.1, 0.3)) is None and span(Range(-0.1, 0.1, 0.3)) == "10% less to 30% more"
     assert pays(Range(0.02, 0.1, 0.3)) is True and span(Range(0.1, 0.2, 0.3)) == "10% to 30% more"
     assert pays(Range(-0.3, -0.2, -0.1)) is False and span(Range(0, 0.001, 0.002)) == "no more"
