@@ -278,7 +278,7 @@ def _load(options: Options, geometry: Geometry, model: str, name: str, known: Kn
         assumed.append(
             f"dense weights at {geometry.dense_bits:g} bits, {size(load.dense_bytes)} (--dense, --dense-bits)"
         )
-    return replace(load, name=f"{name} ({size(load.expert_bytes + load.dense_bytes)})", assumed=tuple(assumed))
+    return replace(load, name=f"{name} ({size(load.expert_bytes + load.dense_bytes)} in all)", assumed=tuple(assumed))
 
 
 def assumed_parts(context: int | None, runtime: str) -> list[str]:
