@@ -28,6 +28,7 @@ import numpy as np
 from moereplay.analysis.comparisons import CANT_TELL, COLD, PARTS, Rows, compare, estimate
 from moereplay.analysis.statistics import Interval, Pairs, difference, interval, one_dominates, unearned
 from moereplay.analysis.tables import console, table
+from moereplay.results.counters import BY_LAYER as LAYERED
 from moereplay.results.result import Row
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
@@ -266,6 +267,49 @@ def _share(holds: Iterable[bool]) -> float | None:
     return float(np.mean(every)) if every else None
 
 
+# -- figures by layer: a request's rows of one layer, both phases together
+
+
+OF_LAYERS = ("hit_rate", "collisions_per_access", "collisions_per_miss")
+
+
+def by_layer(counts: list[int], trials: int) -> list[Row]:
+    """Return the coverage of intervals of layers by LRU, all layers of all traces together."""
+    runs: dict[str, list[list[Rows]]] = {}
+    for seed in range(trials):
+        trace = _of_topics(max(counts), np.random.default_rng(seed))
+        for capacity in CAPACITIES[:3]:
+            found = replay(trace, configure(capacity=capacity, eviction="lru", passes="token"), by_layer=True)
+            layered, layers = found.request_layers, range(trace.geometry.layers)
+            rows: list[list[Row]] = [[dict(row) for row in found.per_request] for _ in layers]
+            for layer in layers:
+                for row in rows[layer]:
+                    row |= dict.fromkeys(LAYERED, 0)
+            for at, (request, layer) in enumerate(zip(layered["request"], layered["layer"], strict=True)):
+                for name in LAYERED:
+                    rows[layer][request][name] += layered[name][at]
+            runs.setdefault(capacity, []).append(rows)
+    return [
+        {"capacity": capacity, "n": count, **_held_by_layer(runs[capacity], count)}
+        for capacity, count in product(runs, counts)
+    ]
+
+
+def _held_by_layer(runs: list[list[Rows]], count: int) -> dict[str, float | None]:
+    shares: dict[str, float | None] = {}
+    for figure in OF_LAYERS:
+        holds, given = list[bool](), 0
+        for layer in range(len(runs[0])):
+            samples = [rows[layer][:count] for rows in runs]
+            true = _known([row for rows in samples for row in rows], figure).value
+            found = [each for rows in samples if (each := _known(rows, figure)).low is not None]
+            given += len(found)
+            holds += [(each.low or 0.0) <= true <= (each.high or 0.0) for each in found]
+        shares[figure] = _share(holds)
+        shares[f"{figure} given"] = given / (len(runs) * len(runs[0]))
+    return shares
+
+
 # -- two seeds of one policy
 
 
@@ -307,7 +351,7 @@ def main() -> None:
             for lengths in (each for each in LENGTHS if each.name in options.lengths):
                 shares = coverage(figure, lengths, count, options.trials)
                 rows.append({"n": count, "figure": figure.__name__, "lengths": lengths.name, **shares})
-    of_replays = replayed(options.requests, options.replays)
+    of_replays, of_layers = (study(options.requests, options.replays) for study in (replayed, by_layer))
     seeds = [apart(count, options.traces, reset) for count in options.replayed for reset in ("never", "request")]
     _print(rows, f"intervals of 95 % that hold the truth, {options.trials:,} trials each")
     for method in ("interval", "difference"):
@@ -315,8 +359,9 @@ def main() -> None:
         inside = sum(BOUNDS[0] <= share <= BOUNDS[1] for share in known)
         print(f"{method}: {inside} of {len(known)} between {BOUNDS[0]:.0%} and {BOUNDS[1]:.0%}")
     _print(of_replays, f"the same of {options.replays:,} replayed traces; less: difference from LRU")
+    _print(of_layers, "the same of each layer, all layers together, by LRU")
     _print(seeds, "pairs of seeds of random that are said to differ")
-    document = {"trials": options.trials, "rows": rows, "replays": of_replays, "seeds": seeds}
+    document = {"trials": options.trials, "rows": rows, "replays": of_replays, "layers": of_layers, "seeds": seeds}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json_text(document, indent=1) + "\n", encoding="utf-8")
 
