@@ -27,6 +27,7 @@ from moereplay.analysis.figures.chart import (
 from moereplay.analysis.figures.facets import Facets, facets, joined, lines, panel_size
 from moereplay.analysis.metrics import measured
 from moereplay.analysis.palette import BOUND, DASH_DOTTED, DASHED, DOTTED, INK, LIMIT, Look, look_of, looks
+from moereplay.results.counters import COUNTERS
 from moereplay.results.curves import TIDY
 from moereplay.results.errors import ResultError
 from moereplay.results.read import runs, seconds_of
@@ -42,7 +43,8 @@ RING = Look(INK, "o", width=0, size=9.0, hollow=True)
 HIT_RATE = "Hit rate: accesses whose expert was resident at look-up; a delayed hit (expert in flight) does not count."
 COMPULSORY = "Compulsory limit: every first access of an expert misses, so no cache without prefetch hits more."
 TTFT = {"ttft_mean_ms": "mean TTFT", "ttft_median_ms": "median TTFT"}
-#: Of time per output token, a column of panels each.
+#: Of complete steps, and of time per output token: a column of panels each.
+COMPLETE = {"hit_rate": "hit rate of experts", "complete_share": "complete steps"}
 TPOT = {"tpot_ms": "TPOT, ms", "tokens_per_s": "tokens/s, of one request"}
 ALIKE = 1.01  #: largest ratio of two sizes of all experts that are equal, as percentages have four digits
 PERCENT = pl.col("capacity_forms").str.extract(r"^([\d.e+-]+)%").cast(pl.Float64).alias("percent")
@@ -193,6 +195,28 @@ def tpot_by_capacity(frame: pl.DataFrame) -> Chart:
         _against_capacity(laid, "Time per output token", note, panels, list(TPOT.values())),
         y=Axis("", "number", zero=True),
         scales="each" if own else "columns",
+    )
+
+
+def complete_by_capacity(frame: pl.DataFrame) -> Chart:
+    """Draw a line per eviction policy; a row of panels per setting, columns for the shares of experts and of steps.
+
+    Raises ResultError for a single capacity, or if the results do not count complete steps.
+    """
+    laid = _over_capacities(frame, ["hit_rate"], "complete_share")
+    _check_several(laid, "complete_by_capacity")
+    if laid.rows["complete_share"].drop_nulls().is_empty():
+        raise ResultError("no complete steps: the results were made before they were counted; replay them again")
+    note = [
+        f"Complete: {COUNTERS['complete_steps'].definition}. {HIT_RATE}",
+        _meaning(laid.rows),
+        f"{laid.intervals} Complete steps have none: a step of several requests belongs to none of them.",
+        laid.checked,
+    ]
+    panels = [[_over_capacity(laid, setting, metric) for metric in COMPLETE] for setting in laid.settings]
+    return replace(
+        _against_capacity(laid, "Experts and whole steps that are there", note, panels, list(COMPLETE.values())),
+        y=Axis("", "share", zero=True),
     )
 
 

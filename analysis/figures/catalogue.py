@@ -54,6 +54,7 @@ FIGURES = {
     "collisions_in_prefill": Source("misses", {"per": ("miss", "access")}),
     "misses": Source("misses"),
     "hit_rate_by_capacity": Source("by_capacity", curves=True),
+    "complete_by_capacity": Source("by_capacity"),
     "ttft_by_capacity": Source("by_capacity", {"latency": ("ttft_mean_ms", "ttft_median_ms")}),
     "tpot_by_capacity": Source("by_capacity"),
 }

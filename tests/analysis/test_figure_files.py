@@ -45,12 +45,10 @@ def labels(figure: Figure) -> set[str]:
     return {str(artist.get_label()) for artist in drawn}
 
 
-@every("name", ["hit_rate_by_capacity", "ttft_by_capacity", "tpot_by_capacity"])
+@every("name", ["hit_rate_by_capacity", "complete_by_capacity", "ttft_by_capacity", "tpot_by_capacity"])
 def test_points_have_the_intervals_of_their_figures(several: pl.DataFrame, name: str) -> None:
     figure = draw(name, several)
-    metric = {"hit_rate_by_capacity": "hit_rate", "ttft_by_capacity": "ttft_mean_ms", "tpot_by_capacity": "tpot_ms"}[
-        name
-    ]
+    metric = {"ttft_by_capacity": "ttft_mean_ms", "tpot_by_capacity": "tpot_ms"}.get(name, "hit_rate")
     table = with_ends(several, measured(several), [metric]).filter(pl.col("eviction") == "lru").sort("capacity")
     known = table.drop_nulls(f"{metric}_low")
     (bars,) = [each for each in figure.axes[0].collections if each.get_label() == "_ends of lru"]

@@ -174,7 +174,7 @@ def test_plot_says_what_it_left_out_and_what_would_draw_it(small, tmp_path):
     curve = f"moereplay curve TRACE --scope per_layer --out {tmp_path}"
     assert said == [
         "collisions_in_prefill: misses in a prompt's pass are never collisions; draw collisions_by_layer",
-        f"hit_rate_by_capacity, ttft_by_capacity, tpot_by_capacity: {need}",
+        f"hit_rate_by_capacity, complete_by_capacity, ttft_by_capacity, tpot_by_capacity: {need}",
         NO_CHECK,
         f"curves: no curve in {tmp_path}; create one with: {curve}",
     ]

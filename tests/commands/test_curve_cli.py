@@ -103,7 +103,9 @@ def test_plot_draws_curves_alone_and_behind_replays(trace: Path, tmp_path: Path)
         f"hit_rate_by_capacity.{k}" for k in ("csv", "png", "svg")
     }
     replays = f"no replay in {tmp_path}; create one with: moereplay replay TRACE --capacity 5%,25% --out {tmp_path}"
-    assert drawn.stderr.splitlines()[-1].endswith(f"misses, ttft_by_capacity, tpot_by_capacity: {replays}")
+    assert drawn.stderr.splitlines()[-1].endswith(
+        f"misses, complete_by_capacity, ttft_by_capacity, tpot_by_capacity: {replays}"
+    )
     refused = moereplay("plot", tmp_path, "--figure", "misses")
     assert (refused.returncode, "no results in" in refused.stderr) == (2, True)
     replayed = moereplay("replay", trace, "--capacity", "25%,50%", "--out", tmp_path)

@@ -71,7 +71,7 @@ def written_before(folder: Path, results: Sequence[Result], bounds: Sequence[Cou
 def by_hand(
     totals: Row, layers: Sequence[Row] = (), requests: Sequence[Row] = (), bound: Counted | None = None, **config: str
 ) -> pl.DataFrame:
-    """One result of a replay that never was; what is not given is zero."""
+    """One result of a replay that never was, of one step; what is not given is zero."""
     chosen = configure(**config)
     about = {
         "identity": repr(sorted(config.items())),
@@ -84,7 +84,7 @@ def by_hand(
     result = Result(
         config=chosen.model_dump(mode="json"),
         kinds=setting_kinds(),
-        totals=NO_COUNT | {"time_ns": 0, "lifetime": []} | totals,
+        totals=NO_COUNT | {"time_ns": 0, "lifetime": [], "steps": 1} | totals,
         per_layer=[{"phase": "decode", "lifetime": []} | NO_COUNT | row for row in layers],
         per_request=[{"request": number} | NO_TIME | NO_COUNT | row for number, row in enumerate(requests)],
         about=about | {"policies": policies},

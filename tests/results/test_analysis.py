@@ -248,7 +248,7 @@ def test_latencies_over_requests() -> None:
 
 
 def test_what_never_happened_is_null() -> None:
-    seen = measured(by_hand({}, [{"layer": 0}], [{}]))
+    seen = measured(by_hand({"steps": 0}, [{"layer": 0}], [{}]))
     assert {name for name in DOCUMENTED if value(seen, name) is not None} == {"gb_moved", "gb_lower"}
 
 
