@@ -65,6 +65,12 @@ def waiting(prices: StepPrices) -> np.ndarray:
     return np.where(missed > 0, stalls, 0)[::-1]
 
 
+def miss_ns(prices: StepPrices) -> tuple[float, float]:
+    """Return what the first miss of a step costs, and each further one where all miss, loading included."""
+    costs = waiting(prices) + np.arange(prices.k + 1) * prices.load
+    return float(costs[1]), float(costs[-1] - costs[1]) / max(1, prices.k - 1)
+
+
 def _batch_ends(prices: StepPrices, ready: float, wire: np.ndarray) -> np.ndarray:
     """Return when a step ends whose misses cross as one batch after loading; compute follows in stages."""
     computed, now, done, whole = prices.k * prices.expert, np.zeros(len(wire)), 0, sum(prices.matrices)

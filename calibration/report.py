@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moereplay.calibration.fitting import Fitted
-from moereplay.calibration.prediction import TIMES, Prediction, summary
-from moereplay.traces.units import GB, US
+from moereplay.calibration.prediction import TIMES, Prediction, miss_ns, step_prices, summary
+from moereplay.traces.units import GB, MS, US
 
 #: Columns that a narrow table drops, in this order.
 SPARE = ("loading", "waiting", "compute", "time", "basis")
@@ -31,6 +31,7 @@ def document(found: Fitted, held: Sequence[Prediction]) -> dict[str, object]:
         "platform": found.platform.name,
         "figures": {name: figure._asdict() for name, figure in found.figures.items()},
         "fit": {"cells": len(found.runs), "mape": summary(fitted)["mape"], "names": [run.name for run in found.runs]},
+        "misses": miss_rows(found),
         "held_out": summary(held),
         "warnings": list(found.warnings),
         "residuals": [each.document() for each in (*fitted, *held)],
@@ -49,6 +50,16 @@ def figure_row(name: str, value: float, spread: float | None, n: int) -> dict[st
     shown = name.replace("ns_per", "time_per").removesuffix("_ns")  # the unit is not ns
     apart = None if spread is None else spread / divisor
     return {"figure": shown, "value": value / divisor, "spread": apart, "unit": unit, "samples": n}
+
+
+def miss_rows(found: Fitted) -> list[dict[str, object]]:
+    """Return the price of a step's first miss and of each further one, by size of an expert."""
+    known = {(run.sizes.expert_bytes, run.sizes.k): step_prices(found.platform, run.sizes) for run in found.runs}
+    names = ("first_miss_ms", "further_miss_ms")
+    prices = {size: dict(zip(names, miss_ns(of), strict=True)) for size, of in known.items()}
+    return [
+        {"expert_bytes": size, "k": k} | {name: ns / MS for name, ns in prices[size, k].items()} for size, k in prices
+    ]
 
 
 def warning_lines(warnings: Sequence[str]) -> list[str]:

@@ -232,14 +232,26 @@ def _finish(made: Calibrated, written: Written) -> None:
 
 
 def _show_fit(made: Calibrated, as_json: bool) -> None:
-    from moereplay.calibration.report import SPARE, document, figure_rows, residual_rows, summary_line, warning_lines
+    from moereplay.calibration.report import (
+        SPARE,
+        document,
+        figure_rows,
+        miss_rows,
+        residual_rows,
+        summary_line,
+        warning_lines,
+    )
 
     found = made.fitted
     if as_json:
         show_json(document(found, made.held) | made.more)
         return
     show(f"{found.device}: {found.platform.calibration.method}" if found.platform.calibration else found.device)
-    show(table(figure_rows(found)), table(residual_rows([*found.on_itself, *made.held]), spare=SPARE, more="--json"))
+    show(
+        table(figure_rows(found)),
+        table(miss_rows(found)),
+        table(residual_rows([*found.on_itself, *made.held]), spare=SPARE, more="--json"),
+    )
     show(f"fit       {summary_line(found.on_itself)}", f"held out  {summary_line(made.held)}")
     show(*warning_lines(found.warnings))
     if isinstance(again := made.more.get("replay"), dict):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moereplay.calibration.prediction import StepPrices, mean_waiting, step_prices, waiting
+from moereplay.calibration.prediction import StepPrices, mean_waiting, miss_ns, step_prices, waiting
 from moereplay.calibration.runs import Sizes
 from moereplay.simulator.config import configure
 from moereplay.simulator.platform import Platform, Roofline
@@ -41,6 +41,11 @@ def test_lanes_hide_latencies_and_one_lane_does_not():
     alone = ONE._replace(load=0, start=0, latency=50, depth=1)
     assert waiting(alone._replace(waits_for_all=True))[3] == 3 * 150
     assert waiting(alone._replace(waits_for_all=True, depth=4))[3] == 50 + 300
+
+
+def test_the_first_miss_of_a_step_costs_more_than_a_further_one():
+    """Alone 10 of loading, latency 5, start 7, wire 100, all before compute; each further one 10 and 100."""
+    assert miss_ns(ONE._replace(waits_for_all=True)) == (122, 110)
 
 
 BATCH = ONE._replace(k=2, expert=30, matrices=(2, 1), batches=(0.0, 150.0, 300.0))

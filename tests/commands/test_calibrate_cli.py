@@ -35,7 +35,7 @@ def document(*words: object) -> dict:
 def test_a_folder_is_calibrated_and_the_platform_predicts_it(folder, tmp_path):
     out = tmp_path / "new" / "desk.toml"
     printed = document("calibrate", "folder", folder, *FIT, "--base", "phone-ufs4", "--out", out)
-    keys = {"method", "device", "platform", "figures", "fit", "held_out", "warnings", "residuals", "left_out"}
+    keys = {"method", "device", "platform", "figures", "fit", "misses", "held_out", "warnings", "residuals", "left_out"}
     assert printed.keys() == keys
     assert (printed["device"], printed["fit"]["cells"], printed["held_out"]["cells"]) == ("desk", 5, 2)
     assert all(figure.keys() == {"value", "spread", "n"} for figure in printed["figures"].values())
