@@ -42,8 +42,8 @@ def best_division(curve: Curve, geometry: Geometry, total: int) -> Division:
     spare = total - int(pools[0] * sizes.sum())
     if spare < 0:
         raise ConfigError(
-            f"no division of {total:,} bytes: times decide what pools below {total - spare:,} bytes miss, where a step "
-            "demands more than its pool holds; pass --contract sequential or --passes token, or divide more"
+            f"no division of {total:,} bytes: below {total - spare:,} in equal pools a step may demand more than its "
+            "pool holds, so that times decide; pass --contract sequential or --passes token, or divide more"
         )
     order = np.argsort(sizes, kind="stable")  # layers of one size together: fewer sums differ
     more, held, missed, taken = pools - pools[0], np.zeros(1, np.int64), np.zeros(1, np.int64), list[np.ndarray]()
