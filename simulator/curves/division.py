@@ -4,6 +4,9 @@ Pools of layers share nothing, so the misses of a division are the sum of what e
 dynamic programme adds layer after layer and keeps, of all divisions, those that no other beats in both bytes and
 misses. It is exact for every shape of curve and for layers whose experts differ in bytes. Only pools whose misses the
 demand alone decides take part.
+
+At any price of a byte, what a division misses and pays is at least the sum of what each layer would choose alone. So a
+division of some layers is given up where even this rest would make it miss more than a division that is known.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from moereplay.simulator.capacity import by_layer
 from moereplay.simulator.curves.curve import Curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.schema import Geometry
+
+HALVINGS = 100  #: of a price
+ROUNDING = 0.5  #: of a limit in floats, in misses
 
 
 class Division(NamedTuple):
@@ -45,24 +51,41 @@ def best_division(curve: Curve, geometry: Geometry, total: int) -> Division:
             f"no division of {total:,} bytes: below {total - spare:,} in equal pools a step may demand more than its "
             "pool holds, so that times decide; pass --contract sequential or --passes token, or divide more"
         )
-    order = np.argsort(sizes, kind="stable")  # layers of one size together: fewer sums differ
-    more, held, missed, taken = pools - pools[0], np.zeros(1, np.int64), np.zeros(1, np.int64), list[np.ndarray]()
-    for layer in order:
-        held = np.add.outer(held, more * sizes[layer]).ravel()
-        missed = np.add.outer(missed, curve.layer_misses[layer, pools - 1]).ravel()
-        kept = _unbeaten(held, missed, spare)
-        held, missed = held[kept], missed[kept]
+    held, missed = np.outer(sizes, pools - pools[0]), curve.layer_misses[:, pools - 1]
+    price, most = _price(held, missed, spare)
+    alone = (missed + price * held).min(1)
+    order, rest, taken = np.argsort(sizes, kind="stable"), alone.sum(), list[np.ndarray]()
+    taking = missing = np.zeros(1, np.int64)  # of the divisions of the layers so far
+    for layer in order:  # layers of one size together: fewer sums differ
+        rest -= alone[layer]
+        taking = np.add.outer(taking, held[layer]).ravel()
+        missing = np.add.outer(missing, missed[layer]).ravel()
+        limit = missing + price * (taking - spare) + rest
+        kept = _unbeaten(taking, missing, np.flatnonzero((taking <= spare) & (limit <= most + ROUNDING)))
+        taking, missing = taking[kept], missing[kept]
         taken.append(kept)
-    experts, at = np.zeros(len(order), np.int64), len(held) - 1
+    experts, at = np.zeros(len(order), np.int64), len(taking) - 1
     for layer, kept in zip(order[::-1], taken[::-1], strict=True):
         at, chosen = divmod(int(kept[at]), len(pools))
         experts[layer] = pools[chosen]
-    return Division(tuple(experts.tolist()), int(missed[-1]), int(pools[0]))
+    return Division(tuple(experts.tolist()), int(missing[-1]), int(pools[0]))
 
 
-def _unbeaten(held: np.ndarray, missed: np.ndarray, most: int) -> np.ndarray:
-    """Return, by rising bytes up to `most`, the places of what misses less than everything of no more bytes."""
-    fits = np.flatnonzero(held <= most)
-    rising = fits[np.lexsort((missed[fits], held[fits]))]
+def _price(held: np.ndarray, missed: np.ndarray, most: int) -> tuple[float, int]:
+    """Return the lowest price of a byte, in misses, at which layers choose at most so many, and what they then miss.
+
+    Both arrays are (L, C), by layer and choice.
+    """
+    low, high, layers = 0.0, float(missed.max()) + 1, np.arange(len(held))  # nobody pays all misses for a byte
+    for _ in range(HALVINGS):
+        price = (low + high) / 2
+        fits = held[layers, (missed + price * held).argmin(1)].sum() <= most
+        low, high = (low, price) if fits else (price, high)
+    return high, int(missed[layers, (missed + high * held).argmin(1)].sum())
+
+
+def _unbeaten(held: np.ndarray, missed: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Return, by rising bytes, the places of what misses less than everything of no more bytes."""
+    rising = among[np.lexsort((missed[among], held[among]))]
     fewest = np.minimum.accumulate(missed[rising])
     return rising[np.append(True, fewest[1:] < fewest[:-1])]

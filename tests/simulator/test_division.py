@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +28,10 @@ from tests.simulator.test_curves import Scenario, scenarios, trace_of
 
 def by_layer(capacity: str, **settings: str) -> ReplayConfig:
     return configure(**{"capacity": capacity, "scope": "per_layer"} | settings)
+
+
+def bytes_of(experts: Iterable[int], each: Iterable[int]) -> int:
+    return sum(map(int.__mul__, experts, each))
 
 
 def of_three_layers(seed: int) -> Trace:
@@ -121,11 +128,30 @@ def test_no_other_division_misses_less(seed: int, policy: str, contract: str) ->
     missed = dict[int, list[int]]()
     for experts in product(pools, repeat=3):
         ready = by_layer(f"{'+'.join(map(str, experts))}experts", eviction=policy, contract=contract)
-        bytes_of = sum(map(int.__mul__, experts, trace.geometry.expert_bytes))
-        missed.setdefault(bytes_of, []).append(replay(trace, ready).totals["misses"])
+        held = bytes_of(experts, trace.geometry.expert_bytes)
+        missed.setdefault(held, []).append(replay(trace, ready).totals["misses"])
     better = 0
     for total in range(min(missed), max(missed) + 2):
         best = best_division(made, trace.geometry, total)
         assert best.misses == min(min(each) for held, each in missed.items() if held <= total)
         better += best.misses < made.misses_at(total)
     assert better > 3
+
+
+@searched(200)
+@given(st.lists(st.lists(st.integers(0, 40), min_size=4, max_size=4), min_size=3, max_size=3), st.data())
+def test_curves_of_any_shape_are_divided_best(drawn: list[list[int]], data: st.DataObject) -> None:
+    each = tuple(data.draw(st.lists(st.integers(1, 9), min_size=3, max_size=3)))
+    trace = trace_of([[[0]] * 3], 4, each)
+    missed = np.array([sorted(row, reverse=True) for row in drawn])
+    made = replace(curve(trace, scope="per_layer", contract="sequential"), layer_misses=missed)
+    total = data.draw(st.integers(sum(each), 4 * sum(each)))
+    fitting = {
+        experts: sum(row[many - 1] for row, many in zip(missed.tolist(), experts, strict=True))
+        for experts in product(range(1, 5), repeat=3)
+        if bytes_of(experts, each) <= total
+    }
+    best = best_division(made, trace.geometry, total)
+    fewest = {experts for experts, misses in fitting.items() if misses == min(fitting.values())}
+    assert (fitting[best.experts], best.misses) == (min(fitting.values()),) * 2
+    assert bytes_of(best.experts, each) == min(bytes_of(experts, each) for experts in fewest)
