@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -25,6 +25,7 @@ from moereplay.simulator.capacity import parse_capacity
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.curves.curve import REPLAYED, Curve, is_ready, offered, settings, to_row, write_curve
 from moereplay.simulator.curves.curve import curve as counted_curve
+from moereplay.simulator.curves.division import best_division
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.limits.choices import Freedom, freedom
 from moereplay.simulator.limits.limits import Limits, limits
@@ -180,15 +181,20 @@ def curve(
         str, typer.Option(help="Platform on which to replay capacities whose counts depend on times.")
     ] = "",
     engine: options.Engine = "compiled",
+    divide: Annotated[
+        str, typer.Option(help="Divide these capacities over layers so that least is missed: comma list of 25%, 8GB.")
+    ] = "",
     workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the curve of one policy as one JSON document.")
+        bool, typer.Option("--json", help="Print the curve of one policy, or divisions, as one JSON document.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per curve; `plot` reads it.")] = None,
 ) -> None:
     """Count misses at every capacity in one pass: LRU and Belady, without prefetch. SIMULATED."""
     opened, how = open_trace(trace), settings.lists() | settings.fixed()
-    names = _names(opened, eviction, how, as_json)
+    totals = _totals(opened, divide, how["scope"])
+    options.refuse_both(divide=divide, platform=platform)
+    names = _names(opened, eviction, how, as_json and not divide)
     _check_replays(platform, engine)
     if out:
         check_output(out / "curve")
@@ -199,7 +205,12 @@ def curve(
             curves.append(made)
             if out:  # at once, so that an interrupted run keeps its curves
                 say(f"wrote {write_curve(out, made)}")
-    if as_json:
+    divisions = [row for made in curves if divide for row in _divisions(opened, made, totals)]
+    if divisions and as_json:
+        show_json({"trace": opened.digest, "config": _given(curves[0]), "divisions": divisions})
+    elif divisions:
+        _report_divisions(opened, curves[0], divisions)
+    elif as_json:
         show_json(to_row(curves[0]))
     else:
         _report_curves(opened, curves)
@@ -230,14 +241,15 @@ def _check_replays(machine: str, engine: str) -> None:
         platform(machine)
 
 
-def _counted(trace: Trace, policy: str, how: Mapping[str, Any]) -> Curve:
+def _counted(trace: Trace, policy: str, how: Mapping[str, Any], more: Sequence[int] = ()) -> Curve:
+    """Count a curve at the capacities of the table as well, and at `more`, in bytes."""
     if not is_ready(policy):
         say(f"compiling the count of {policy} (a few seconds, first run only)")
     passes = schedule(trace, named_schedule(how["passes"], parse_drafts(how["draft"]).text, how["seed"]))
     steps = len(passes) * trace.geometry.layers
     with progress(steps, f"steps, {policy}") as advance:
         return counted_curve(
-            trace, policy, **how, capacities=list(_bytes_shown(trace, how["scope"]).values()), done=advance
+            trace, policy, **how, capacities=[*_bytes_shown(trace, how["scope"]).values(), *more], done=advance
         )
 
 
@@ -255,20 +267,33 @@ def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
     known = {}
     for text in SHOWN:
         try:
-            known[text] = parse_capacity(text, trace.geometry, scope, (trace.geometry.expert_bytes,)).total
+            known[text] = _bytes_of(trace, text, scope)
         except ConfigError:  # too small for one expert
             continue
     return known
 
 
+def _bytes_of(trace: Trace, text: str, scope: str) -> int:
+    return parse_capacity(text, trace.geometry, scope, (trace.geometry.expert_bytes,)).total
+
+
+def _given(first: Curve) -> dict[str, Any]:
+    """Return the settings of curves."""
+    given = {name: getattr(first.config, name) for name in NAMES if name in OF_CURVES}
+    return given | ({"seed": first.config.seed} if first.config.draft != OFF else {})
+
+
+def _head(trace: Trace, first: Curve) -> list[str]:
+    """Return what the numbers are of, and the settings of the curves."""
+    given = _given(first)
+    settings = "; ".join(f"{name} {value}" for name, value in given.items() if value != older().get(name))
+    return [*simulated(trace), f"{settings}; no prefetch"]
+
+
 def _report_curves(trace: Trace, curves: list[Curve]) -> None:
     first = curves[0]
-    given = {name: getattr(first.config, name) for name in NAMES if name in OF_CURVES}
-    given |= {"seed": first.config.seed} if "draft" in given and first.config.draft != OFF else {}
-    settings = "; ".join(f"{name} {value}" for name, value in given.items() if value != older().get(name))
     show(
-        *simulated(trace),
-        f"{settings}; no prefetch",
+        *_head(trace, first),
         f"{first.accesses:,} accesses; {first.compulsory:,} of them are compulsory misses at any capacity",
         *(f"{made.policy}: {line}" for made in curves for line in (*_gaps(made), *_uncertain(made))),
         "",
@@ -283,14 +308,18 @@ def _line(curves: list[Curve], text: str, size: int) -> dict[str, object]:
     first = curves[0]
     line: dict[str, object] = {"capacity": text, "experts": size * first.experts / first.total_bytes}
     for made in curves:
-        try:
-            misses, complete = made.misses_at(size), made.complete_at(size)
-        except ConfigError:  # depends on times
-            misses, complete = None, None
+        misses, complete = _if_decided(made.misses_at, size), _if_decided(made.complete_at, size)
         line[f"{made.policy} misses"] = misses
         line[f"{made.policy} hits"] = None if misses is None else Share(1 - misses / max(1, made.accesses))
         line[f"{made.policy} complete"] = None if complete is None else Share(complete / max(1, made.steps))
     return line
+
+
+def _if_decided(count: Callable[[int], int | None], size: int) -> int | None:
+    try:
+        return count(size)
+    except ConfigError:  # depends on times
+        return None
 
 
 def _uncertain(made: Curve) -> list[str]:
@@ -311,3 +340,68 @@ def _gaps(made: Curve) -> list[str]:
     reason = "hold less than one step demands, so their counts depend on times"
     action = f"they were replayed on {made.platform}" if made.platform else "--platform NAME replays them"
     return [f"{many} {reason}; {action}"]
+
+
+# -- curve --divide
+
+
+def _totals(trace: Trace, divide: str, scope: str) -> dict[str, int]:
+    """Return the capacities to divide, in bytes of one pool. Raises ConfigError, also if equal pools hold no expert."""
+    if not divide:
+        return {}
+    if scope != "per_layer":
+        raise ConfigError("--divide requires --scope per_layer: layers with pools of their own")
+    texts = [text.strip() for text in divide.split(",")]
+    for text in texts:
+        _bytes_of(trace, text, "per_layer")
+    return {text: _bytes_of(trace, text, "global") for text in texts}
+
+
+def _divisions(trace: Trace, made: Curve, totals: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the best division of each total, beside equal pools and one pool of the same bytes."""
+    best = {text: best_division(made, trace.geometry, total) for text, total in totals.items()}
+    whole = None  # in one pool, only LRU has an exact curve if experts differ in bytes
+    if made.policy == "lru" or len(set(trace.geometry.expert_bytes)) == 1:
+        how = {name: getattr(made.config, name) for name in (*OF_CURVES, "seed")} | {"scope": "global"}
+        whole = _counted(trace, made.policy, how, list(totals.values()))
+    found = []
+    for text, division in best.items():
+        equal = _if_decided(made.misses_at, _bytes_of(trace, text, "per_layer"))
+        one = whole and _if_decided(whole.misses_at, totals[text])
+        found.append(
+            {"policy": made.policy, "total": text, "misses": division.misses}
+            | {"equal_pools_misses": equal, "one_pool_misses": one}
+            | {"fewer_than_equal": _fewer(division.misses, equal), "fewer_than_one": _fewer(division.misses, one)}
+            | {"least_experts": division.least, "capacity": division.capacity}
+        )
+    return found
+
+
+def _fewer(misses: int, than: int | None) -> float | None:
+    """Return the share of misses that is saved; negative if there are more."""
+    return (than - misses) / than if than else None
+
+
+#: Columns of the table of divisions; `--json` has the keys.
+HEADS = {"policy": "policy", "total": "total", "misses": "divided", "equal_pools_misses": "equal pools"}
+HEADS |= {"one_pool_misses": "one pool", "fewer_than_equal": "fewer than equal", "fewer_than_one": "fewer than one"}
+
+
+def _report_divisions(trace: Trace, first: Curve, found: Sequence[dict[str, Any]]) -> None:
+    lines = [
+        {
+            HEADS[name]: Share(value) if isinstance(value, float) else value
+            for name, value in row.items()
+            if name in HEADS
+        }
+        for row in found
+    ]
+    least = max(row["least_experts"] for row in found)
+    show(
+        *_head(trace, first),
+        *(f"pools of at least {least} experts, below which times decide" for _ in (1,) if least > 1),
+        "",
+        table(lines, more="--json"),
+        "",
+        *(f"{row['policy']} at {row['total']}: --scope per_layer --capacity {row['capacity']}" for row in found),
+    )

@@ -33,7 +33,11 @@ class Setting(NamedTuple):
 
 #: In the order in which options and headings show them.
 SETTINGS = (
-    Setting("capacity", "5%", "Cache size: comma list of 5%, 5%@16, 600MB, 1.5GiB, 51experts, 32/layer."),
+    Setting(
+        "capacity",
+        "5%",
+        "Cache size: comma list of 5%, 5%@16, 600MB, 1.5GiB, 51experts, 32/layer; by layer 4+4+8experts, FILE.json.",
+    ),
     Setting("eviction", "lru", "Eviction policies: comma list (see `moereplay policies`)."),
     Setting("prefetch", "none", "Prefetch policies: comma list (see `moereplay policies`)."),
     Setting("miss", "fetch", "Miss policies: comma list (see `moereplay policies`)."),

@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, groupby, pairwise, repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,15 +54,20 @@ def check_together(arrivals: str, passes: str) -> None:
 
 def _listed_in(path: str) -> str:
     """Return the setting for a file of times, in seconds. Raises ConfigError."""
+    seconds = numbers_in(path, "arrivals", "seconds, one per request", (int, float))
+    return f"{LISTED}:{'/'.join(repr(each) for each in seconds)}"
+
+
+def numbers_in(path: str, setting: str, what: str, kinds: tuple[type, ...], least: int = 1) -> list[Any]:
+    """Return the numbers that a setting's file lists, `least` or more. Raises ConfigError."""
     try:
-        seconds = from_json(content(Path(path)))
+        listed = from_json(content(Path(path)))
     except (OSError, DocumentError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"arrivals {path}: {reason}: expected a JSON list of seconds, one per request") from None
-    numbers = isinstance(seconds, list) and all(type(each) in (int, float) for each in seconds)
-    if not numbers or not seconds:
-        raise ConfigError(f"invalid arrivals {path}: expected a JSON list of seconds, one per request")
-    return f"{LISTED}:{'/'.join(repr(each) for each in seconds)}"
+        raise ConfigError(f"{setting} {path}: {reason}: expected a JSON list of {what}") from None
+    if not isinstance(listed, list) or len(listed) < least or any(type(each) not in kinds for each in listed):
+        raise ConfigError(f"invalid {setting} {path}: expected a JSON list of {what}")
+    return listed
 
 
 def arrival_times(text: str, seed: int, requests: int) -> tuple[int, ...]:

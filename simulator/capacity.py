@@ -2,6 +2,7 @@
 
 5%        of all expert bytes at the trace's stored precision      5%@16   of their bytes at 16 bits
 600MB  1.5GiB   bytes                51experts   mean experts      32/layer   experts of every layer
+4+4+8experts    experts of each layer, which has a pool of so many
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ LONGEST = 40  #: characters of a capacity
 MOST_BYTES = 1 << 62  #: engines count bytes in int64
 #: Enough of a model to read a capacity by.
 ONE_EXPERT = Geometry(layers=1, experts=1, k=1, expert_bytes=(1,))
-FORMS = "5%, 5%@16, 600MB, 1.5GiB, 51experts or 32/layer"
+FORMS = "5%, 5%@16, 600MB, 1.5GiB, 51experts, 32/layer or, by layer, 4+4+8experts"
+BY_LAYER = re.compile(r"([0-9]{1,9}(?:\+[0-9]{1,9})+)\s*experts?")
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,13 @@ def parse_capacity(
     belong to no pool. `per_token` is the number of experts of a token in each layer, if it differs from k. `homes` has
     the link of every expert x, for scope `per_link`.
     """
-    total = _total(text, geometry)
+    listed = _pools_listed(text, geometry, scope, reserved)
+    total = sum(listed) or _total(text, geometry)
     if total > MOST_BYTES:
         raise ConfigError(f"capacity {text} is more than 2**62 bytes; all experts of a trace are less than 2**60")
     share = max(0, total - reserved) / _all_bytes(geometry.expert_bytes, geometry)
     if scope == "per_layer":
-        pools = tuple(int(share * geometry.experts * size) for size in geometry.expert_bytes)
+        pools = listed or tuple(int(share * geometry.experts * size) for size in geometry.expert_bytes)
         largest = tiers[0]
     elif scope == "per_link":
         pools = tuple(int(share * sum(sizes)) for sizes in at_homes(homes, geometry.expert_bytes))
@@ -97,9 +100,32 @@ def at_homes(homes: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     return found
 
 
+def by_layer(experts: Sequence[int]) -> str:
+    """Return the capacity that gives each layer a pool of so many experts."""
+    return f"{'+'.join(map(str, experts))}experts"
+
+
+def _pools_listed(text: str, geometry: Geometry, scope: str, reserved: int) -> tuple[int, ...]:
+    """Return the pools of a list of experts by layer, () for other forms. Raises ConfigError if it does not apply."""
+    match = BY_LAYER.fullmatch(text)
+    if not match:
+        return ()
+    counts = match[1].split("+")
+    if scope != "per_layer":
+        raise ConfigError(f"capacity {text} lists pools by layer: expected a total such as 25%, or --scope per_layer")
+    if len(counts) != geometry.layers:
+        raise ConfigError(
+            f"capacity {text} has {len(counts)} layers, the model has {geometry.layers}; list a number for each"
+        )
+    if reserved:
+        raise ConfigError(f"capacity {text} leaves side buffers no bytes: choose count=beside, or a total such as 25%")
+    return tuple(int(count) * size for count, size in zip(counts, geometry.expert_bytes, strict=True))
+
+
 def check_readable(text: str) -> None:
     """Raises ConfigError for a text that is not a capacity for any model."""
-    _total(text, ONE_EXPERT)
+    if not BY_LAYER.fullmatch(text):
+        _total(text, ONE_EXPERT)
 
 
 def _described(

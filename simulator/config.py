@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from moereplay.policies.contract import NO_PROFILE, Eviction, Miss, PolicyError, Prefetch, Routing
 from moereplay.policies.grammar import Chosen, at_most, parse
 from moereplay.results.settings import KINDS, older
-from moereplay.simulator.arrivals import ALL, check_together, parse_arrivals
-from moereplay.simulator.capacity import check_readable, dense_size
+from moereplay.simulator.arrivals import ALL, check_together, numbers_in, parse_arrivals
+from moereplay.simulator.capacity import by_layer, check_readable, dense_size
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.times import Times
@@ -93,6 +93,8 @@ class ReplayConfig(Frozen):
     @field_validator("capacity")
     @classmethod
     def _capacity(cls, text: str) -> str:
+        if text.endswith(".json"):  # its content is the setting, so that results do not depend on a path
+            text = by_layer(numbers_in(text, "capacity", "experts, one number per layer", (int,), least=2))
         check_readable(text)
         return text
 

@@ -149,6 +149,29 @@ def test_a_pool_of_unequal_bytes_has_lru_alone_and_says_why(unequal: Path) -> No
     assert "belady" in per_layer.stdout
 
 
+def test_a_division_is_a_capacity_that_misses_as_often(trace: Path, unequal: Path) -> None:
+    told = ("--scope", "per_layer", "--contract", "sequential", "--divide", "25%,50%")
+    document = json.loads(moereplay("curve", trace, *told, "--json").stdout)
+    assert [(row["policy"], row["total"]) for row in document["divisions"]] == [
+        (policy, total) for policy in ("lru", "belady") for total in ("25%", "50%")
+    ]
+    for row in document["divisions"]:
+        how = {"eviction": row["policy"], "contract": "sequential"}
+        for misses, capacity in (("misses", row["capacity"]), ("equal_pools_misses", row["total"])):
+            config = configure(capacity=capacity, scope="per_layer", **how)
+            assert replay(open_trace(trace), config).totals["misses"] == row[misses]
+        one = replay(open_trace(trace), configure(capacity=row["total"], **how)).totals["misses"]
+        assert row["one_pool_misses"] == one
+        assert row["fewer_than_one"] == (one - row["misses"]) / one
+    shown = moereplay("curve", trace, *told)
+    first = document["divisions"][0]
+    assert f"lru at 25%: --scope per_layer --capacity {first['capacity']}" in unfolded(shown.stdout)
+    lines = [line.split() for line in shown.stdout.splitlines() if line.startswith("belady  ")]
+    assert [line[-4] for line in lines] == [str(row["equal_pools_misses"]) for row in document["divisions"][2:]]
+    rows = json.loads(moereplay("curve", unequal, *told, "--json").stdout)["divisions"]
+    assert [row["one_pool_misses"] is None for row in rows] == [False, False, True, True]
+
+
 REFUSALS = {
     "missing trace": (["nowhere.zarr"], "nowhere.zarr"),
     "no stack algorithm": (["TRACE", "--eviction", "lru,fifo"], "invalid --eviction 'fifo'"),
@@ -164,6 +187,15 @@ REFUSALS = {
     ),
     "unknown reset": (["TRACE", "--reset", "often"], "never, request or a number"),
     "unknown scope": (["TRACE", "--scope", "rack"], "per_layer"),
+    "division of one pool": (["TRACE", "--divide", "25%"], "--divide requires --scope per_layer"),
+    "division by times": (
+        ["TRACE", "--scope", "per_layer", "--divide", "25%"],
+        "no division of 8,000,000 bytes: below 24,000,000 in equal pools",
+    ),
+    "division on a platform": (
+        ["TRACE", "--scope", "per_layer", "--divide", "25%", "--platform", "a100-5gbps"],
+        "--divide cannot be combined with --platform",
+    ),
     "file in the way": (["TRACE", "--out", "FILE"], "cannot write"),
 }
 
