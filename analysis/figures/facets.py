@@ -66,7 +66,8 @@ class Facets:
     @property
     def titles(self) -> list[str]:
         """Titles of a column per capacity."""
-        return [f"capacity {capacity}" if len(self.capacities) > 1 else "" for capacity in self.capacities]
+        short = [re.sub(r"^(\d+\+\d+\+)\S+(\+\d+[a-z]+)$", r"\1...\2", each) for each in self.capacities]
+        return [f"capacity {each}" if len(short) > 1 else "" for each in short]  # a list may have 100 layers
 
 
 def facets(frame: pl.DataFrame, tidy: pl.DataFrame, checked: str = "hit_rate") -> Facets:
