@@ -12,16 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.analysis.statistics import (
-    ONE,
-    Difference,
-    Interval,
-    Pairs,
-    difference,
-    interval,
-    one_dominates,
-    unearned,
-)
+from moereplay.analysis.statistics import ONE, Interval, Pairs, difference, interval, one_dominates, unearned
 from moereplay.results.errors import unknown
 from moereplay.results.result import METRICS, MISS_RATE, RANKED, Metric, named
 
@@ -102,7 +93,7 @@ def compare(rows_a: Rows, rows_b: Rows, figure: str) -> Comparison:
         less = float(over / under - over_b / under_b) * factor
         return Comparison(less, None, None, CANT_TELL, len(pairs[0]), counted, shared=True)
     found = difference(*pairs, COLD)
-    off = None if found.off is None or _untold(found, pairs, parts) else found.off * factor
+    off = None if found.off is None or _untold(found.off, pairs, parts) else found.off * factor
     made = Comparison(found.value * factor, off, found.p, CANT_TELL, found.requests, counted, alone=found.p)
     return answered(made, found.p, figure)
 
@@ -119,7 +110,7 @@ def changed(rows_a: Rows, rows_b: Rows, figure: str, gate: float) -> Interval | 
         return None
     found = difference(pairs[0], [(over * (1 + gate), under) for over, under in pairs[1]], COLD)
     shared = shares_passes(rows_a) or shares_passes(rows_b)
-    why, value = SHARE_PASSES if shared else _untold(found, pairs, parts), gate + found.value / theirs
+    why, value = SHARE_PASSES if shared else _untold(found.off, pairs, parts), gate + found.value / theirs
     off = None if why or found.off is None else found.off / theirs
     low, high = (None, None) if off is None else (value - off, value + off)
     return Interval(value, low, high, found.requests, why)
@@ -133,12 +124,11 @@ def claimed(found: Interval | None, gate: float, at_most: bool) -> str:
     return CONFIRMED if high <= limit else REFUTED if low > limit else CANNOT_TELL
 
 
-def _untold(found: Difference, pairs: tuple[Pairs, Pairs], parts: Metric) -> str:
+def _untold(off: float | None, pairs: tuple[Pairs, Pairs], parts: Metric) -> str:
     """Return why a difference has no interval; empty if it has one."""
-    if found.requests < FEW:
+    if len(pairs[0]) < FEW:
         return TOO_FEW
-    alone = found.off is None or any(one_dominates(side, COLD, _is_share(parts)) for side in pairs)
-    return ONE if alone else ""
+    return ONE if off is None or any(one_dominates(side, COLD, _is_share(parts)) for side in pairs) else ""
 
 
 def shares_passes(rows: Rows) -> bool:

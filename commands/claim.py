@@ -24,7 +24,7 @@ from moereplay.sweeps.grid import run_grid
 from moereplay.traces.texts import between, percent
 
 NO_FIGURE = "no request has the figure under both, or it is 0 in the base"
-OF_DRAWS = "the routing is synthetic: the answer is about more requests of its generator, not about a real model"
+OF_DRAWS = "the routing is synthetic: the answer is about other requests of the same draw, not about a real model"
 
 
 def claim(
@@ -43,7 +43,7 @@ def claim(
     configs, rows, said = stated.configs(), list[dict[str, Any]](), list[str]()
     traces = traces_of(stated, file)
     with keeping(lambda: "nothing was answered"), progress(len(configs) * len(traces), "replays") as advance:
-        for name, trace in traces.items():
+        for name, trace in traces:
             base, variant = (result for result, _ in run_grid(trace, configs, workers, bounded=False, done=advance))
             rows.append(_row(stated, name, base, variant))
             said += heading(trace, [base, variant])
@@ -89,8 +89,10 @@ def _answer(answers: list[str]) -> str:
     return CONFIRMED if set(answers) == {CONFIRMED} else CANNOT_TELL
 
 
-def _shown(row: dict[str, Any]) -> dict[str, object]:
-    change, *ends = (row[name] and percent(row[name], signed=True) for name in ("change", "low", "high"))
-    interval = between(*ends) if row["low"] is not None else f"none: {row['why']}"
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    change, *ends = (
+        "-" if row[name] is None else percent(row[name], signed=True) for name in ("change", "low", "high")
+    )
+    interval = f"none: {row['why']}" if row["why"] else between(*ends)
     shown = {name: row[name] for name in ("trace", "base", "variant", "answer", "requests")}
     return shown | {"change": change, "95% CI": interval}

@@ -80,16 +80,17 @@ def read_claim(path: Path) -> Claim:
     try:
         claim = Claim.model_validate(from_toml(content(path)))
         claim.configs()
-    except OSError as wrong:
-        raise ConfigError(f"{path}: {wrong.strerror}: expected a claim in TOML") from None
+    except (OSError, DocumentError) as wrong:
+        reason = wrong.strerror if isinstance(wrong, OSError) else wrong
+        raise ConfigError(f"{path}: {reason}: expected a claim in TOML") from None
     except ValidationError as wrong:
         raise ConfigError(f"{path}: {first_fault(wrong)}") from None
-    except (ConfigError, PolicyError, DocumentError) as wrong:
+    except (ConfigError, PolicyError) as wrong:
         raise ConfigError(f"{path}: {wrong}") from None
     return claim
 
 
-def traces_of(claim: Claim, path: Path) -> dict[str, Trace]:
-    """Open the traces of a claim and draw the others, by name. Raises TraceError."""
-    found = {name: open_trace(bundled(Path(name), path.parent)) for name in claim.traces}
-    return found | {name: drawn_like(name, claim.draw) for name in claim.drawn if claim.draw}
+def traces_of(claim: Claim, path: Path) -> list[tuple[str, Trace]]:
+    """Open the traces of a claim and draw the others, with their names. Raises TraceError."""
+    found = [(name, open_trace(bundled(Path(name), path.parent))) for name in claim.traces]
+    return found + [(name, drawn_like(name, claim.draw)) for name in claim.drawn if claim.draw]
