@@ -10,13 +10,13 @@ import typer
 from moereplay.analysis.comparisons import CANNOT_TELL, CONFIRMED, REFUTED, changed, claimed, compared, estimate
 from moereplay.analysis.ranking import heading
 from moereplay.analysis.tables import table
-from moereplay.analysis.verdict import FORESEES
+from moereplay.analysis.verdict import FORESEES, assumed
 from moereplay.commands import options
 from moereplay.commands.options import CORES
 from moereplay.commands.terminal import keeping, progress, say_when_compiling, show, show_json
 from moereplay.policies.grammar import foresight
 from moereplay.results.errors import ResultError
-from moereplay.results.remarks import synthetic_of
+from moereplay.results.remarks import seconds_in_words, synthetic_of
 from moereplay.results.result import Result
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.claim import Claim, read_claim, traces_of
@@ -42,16 +42,17 @@ def claim(
         raise ConfigError(f"{file}: figure: {wrong}") from None
     configs, rows, said = stated.configs(), list[dict[str, Any]](), list[str]()
     traces = traces_of(stated, file)
+    say_when_compiling()
     with keeping(lambda: "nothing was answered"), progress(len(configs) * len(traces), "replays") as advance:
         for name, trace in traces:
             base, variant = (result for result, _ in run_grid(trace, configs, workers, bounded=False, done=advance))
             rows.append(_row(stated, name, base, variant))
             said += heading(trace, [base, variant])
-        say_when_compiling()
     answer = _answer([row["answer"] for row in rows])
     knows = foresight()
-    seers = [config for config in configs if knows(config.model_dump())]
-    remarks = [f"{getattr(config, stated.variable)} {FORESEES}" for config in seers]
+    settings = [config.model_dump() for config in configs]
+    remarks = [f"{each[stated.variable]} {FORESEES}" for each in settings if knows(each)]
+    remarks += [assumed(settings)] if any(row["low"] is not None for row in rows) else []
     remarks += [OF_DRAWS] if any(row["synthetic"] for row in rows) else []
     if as_json:
         show_json({**stated.model_dump(mode="json"), "answer": answer, "remarks": remarks, "rows": rows})
@@ -70,6 +71,7 @@ def _row(stated: Claim, name: str, base: Result, variant: Result) -> dict[str, A
         "trace": name,
         "digest": base.about["trace"],
         "label": variant.about["label"],
+        "seconds": seconds_in_words(variant.about),
         "synthetic": synthetic_of(base.about),
         "base": figures[1] and figures[1].value,
         "variant": figures[0] and figures[0].value,

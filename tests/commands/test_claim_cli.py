@@ -25,6 +25,7 @@ capacity = "25%"
 scope = "per_layer"
 passes = "token"
 """
+SHARE = "95% CI: assumes independent requests; these share a cache"
 TWO_TRACES = """
 claim = "Half of the experts make fewer misses than a quarter"
 figure = "misses_per_access"
@@ -68,12 +69,13 @@ def test_a_claim_on_the_miniature_is_answered_as_its_counts_say(gate: str, answe
     found = answered(tmp_path, changed("<= -10%", gate))
     (row,) = found["rows"]
     assert found["answer"] == row["answer"] == answer and row["label"] == "SIMULATED"
+    assert row["seconds"] == "estimated, not calibrated"
     replay = ("replay", "miniature", "--capacity", "25%", "--scope", "per_layer", "--passes", "token", "--json")
     totals = [json.loads(moereplay(*replay, "--eviction", name).stdout)["totals"] for name in ("lru", "belady")]
     assert [row["base"], row["variant"]] == [each["misses"] / each["accesses"] for each in totals]
     assert row["change"] == pytest.approx(totals[1]["misses"] / totals[0]["misses"] - 1)
     assert row["low"] < row["change"] < row["high"]
-    assert found["remarks"] == ["belady knows the future"]
+    assert found["remarks"] == ["belady knows the future", SHARE]
 
 
 def test_a_change_that_the_interval_holds_cannot_be_told(tmp_path: Path) -> None:
