@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.analysis.statistics import Interval, Pairs, difference, interval, one_dominates, unearned
+from moereplay.analysis.statistics import ONE, Interval, Pairs, difference, interval, one_dominates, unearned
 from moereplay.results.errors import unknown
 from moereplay.results.result import METRICS, MISS_RATE, RANKED, Metric, named
 
 Rows = Sequence[Mapping[str, Any]]  #: per-request rows, numbered by `request`
 
 YES, NO, CANT_TELL = "yes", "no", "can't tell"
+CONFIRMED, REFUTED, CANNOT_TELL = "confirmed", "refuted", "cannot tell"  #: answers to a claim
 #: Significance level. Requests that share a cache are not quite independent: at this level two seeds of one policy
 #: differ in less than 5 % of cases (`make study-coverage`).
 TEST_LEVEL = 0.04
@@ -81,7 +82,7 @@ def compare(rows_a: Rows, rows_b: Rows, figure: str) -> Comparison:
     Raises ResultError for a figure that is not in `PARTS`.
     """
     figure = named(figure)
-    parts = _parts(figure)
+    parts = compared(figure)
     factor = parts.factor
     pairs = paired(rows_a, rows_b, parts)
     if pairs is None:
@@ -92,10 +93,42 @@ def compare(rows_a: Rows, rows_b: Rows, figure: str) -> Comparison:
         less = float(over / under - over_b / under_b) * factor
         return Comparison(less, None, None, CANT_TELL, len(pairs[0]), counted, shared=True)
     found = difference(*pairs, COLD)
-    none = found.requests < FEW or any(one_dominates(side, COLD, _is_share(parts)) for side in pairs)
-    off = None if found.off is None or none else found.off * factor
+    off = None if found.off is None or _untold(found.off, pairs, parts) else found.off * factor
     made = Comparison(found.value * factor, off, found.p, CANT_TELL, found.requests, counted, alone=found.p)
     return answered(made, found.p, figure)
+
+
+def changed(rows_a: Rows, rows_b: Rows, figure: str, gate: float) -> Interval | None:
+    """Return A's figure over B's, minus 1, with its 95 % CI; None if no shared request has it, or if B's is 0.
+
+    The interval is that of A - (1 + `gate`) B, as a share of B: all of it is on one side of the gate where that has one
+    sign. Raises ResultError for a figure that cannot be compared.
+    """
+    parts = compared(figure)
+    pairs = paired(rows_a, rows_b, parts)
+    if pairs is None or not (theirs := sum(over for over, _ in pairs[1]) / sum(under for _, under in pairs[1])):
+        return None
+    found = difference(pairs[0], [(over * (1 + gate), under) for over, under in pairs[1]], COLD)
+    shared = shares_passes(rows_a) or shares_passes(rows_b)
+    why, value = SHARE_PASSES if shared else _untold(found.off, pairs, parts), gate + found.value / theirs
+    off = None if why or found.off is None else found.off / theirs
+    low, high = (None, None) if off is None else (value - off, value + off)
+    return Interval(value, low, high, found.requests, why)
+
+
+def claimed(found: Interval | None, gate: float, at_most: bool) -> str:
+    """Return whether a change of at most, or at least, `gate` is confirmed or refuted by its whole 95 % CI."""
+    if found is None or found.low is None or found.high is None:
+        return CANNOT_TELL
+    low, high, limit = (found.low, found.high, gate) if at_most else (-found.high, -found.low, -gate)
+    return CONFIRMED if high <= limit else REFUTED if low > limit else CANNOT_TELL
+
+
+def _untold(off: float | None, pairs: tuple[Pairs, Pairs], parts: Metric) -> str:
+    """Return why a difference has no interval; empty if it has one."""
+    if len(pairs[0]) < FEW:
+        return TOO_FEW
+    return ONE if off is None or any(one_dominates(side, COLD, _is_share(parts)) for side in pairs) else ""
 
 
 def shares_passes(rows: Rows) -> bool:
@@ -140,8 +173,7 @@ def estimate(rows: Rows, figure: str) -> Interval | None:
 
     Requests that shared passes, and fewer than `FEW`, give the figure without an interval.
     """
-    figure = named(figure)
-    parts = _parts(figure)
+    parts = compared(figure)
     (over,), (under,), factor = parts.over, parts.under, parts.factor
     pairs = [(_part(row, over), _part(row, under)) for row in _as_run(rows) if _part(row, under)]
     if not pairs:
@@ -236,10 +268,12 @@ def _part(row: Mapping[str, Any], name: str) -> int:
     return row[name] or 0
 
 
-def _parts(figure: str) -> Metric:
-    if figure not in PARTS | ESTIMATED:
-        raise unknown("figure to compare", figure, PARTS)
-    return (PARTS | ESTIMATED)[figure]
+def compared(figure: str) -> Metric:
+    """Return the metric of a figure. Raises ResultError for one that cannot be compared."""
+    known = PARTS | ESTIMATED
+    if named(figure) not in known:
+        raise unknown("figure to compare", figure, known)
+    return known[named(figure)]
 
 
 def _is_share(parts: Metric) -> bool:

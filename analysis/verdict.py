@@ -248,9 +248,9 @@ def same_routing(first: Entry, second: Entry) -> bool:
     return unlike == {"platform"} or same_decisions(first.rows(), second.rows())
 
 
-def independent(entry: Entry) -> bool:
+def independent(settings: Mapping[str, Any]) -> bool:
     """Return whether every request starts with an empty cache and runs alone."""
-    return entry.settings.get("reset") == "request" and not str(entry.settings.get("passes")).startswith("batch")
+    return settings.get("reset") == "request" and not str(settings.get("passes")).startswith("batch")
 
 
 def _second(first: Entry, known: Sequence[Entry]) -> Entry | None:
@@ -648,7 +648,10 @@ def _too_few(found: Sequence[Verdict]) -> list[str]:
 
 def _caution(entries: Sequence[Entry], body: Sequence[str]) -> list[str]:
     """State the assumptions of the intervals, if there are any."""
-    if not any("95% CI" in line for line in body):
-        return []
-    shared = "" if all(independent(entry) for entry in entries) else "; these share a cache"
-    return [f"  95% CI: assumes independent requests{shared}"]
+    stated = any("95% CI" in line for line in body)
+    return [f"  {assumed([entry.settings for entry in entries])}"] if stated else []
+
+
+def assumed(settings: Sequence[Mapping[str, Any]]) -> str:
+    """Return what intervals of results under these settings assume."""
+    return f"95% CI: assumes independent requests{'' if all(map(independent, settings)) else '; these share a cache'}"

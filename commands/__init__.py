@@ -35,6 +35,7 @@ VERBS = {
         "sweep_compare": "Compare one configuration with the others, request by request",
         "sweep_schema": "Print the JSON schema of experiment files",
         "tune": "Search a space of configurations for its Pareto set",
+        "claim": "Test a hypothesis about one setting on traces",
         "bench_run": "Enter policies in the benchmark of expert caches",
         "bench_verify": "Run rows of the benchmark again, and compare them",
         "bench_table": "Print rows of the benchmark as a page",

@@ -27,7 +27,6 @@ from moereplay.simulator.jit.machine_code import digest_of_sources
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import plan
 from moereplay.sweeps.grid import run_grid
-from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.documents import (
     DocumentError,
     Frozen,
@@ -40,11 +39,9 @@ from moereplay.traces.documents import (
     json_text,
 )
 from moereplay.traces.files import bundled, sha256_of
-from moereplay.traces.geometry import as_known
-from moereplay.traces.routing import named
-from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace
-from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.synthetic import Draw, drawn_like
 
 SUITE = Path(__file__).with_name("bench.toml")
 KINDS = ("eviction", "prefetch", "miss")
@@ -52,16 +49,6 @@ KINDS = ("eviction", "prefetch", "miss")
 COUNTED = ("misses",)
 US = 1000  #: ns
 DIGITS = 16  #: of digests
-
-
-class Draw(Frozen):
-    """How each routing model is drawn."""
-
-    requests: int = Field(ge=1)
-    prompt_tokens: int = Field(ge=0)
-    decode_tokens: int = Field(ge=1)
-    seed: int = Field(ge=0)
-    recall: tuple[float, ...] = ()
 
 
 class Contract(Frozen):
@@ -193,19 +180,11 @@ def read_suite(path: Path = SUITE) -> Suite:
 
 def traces_of(suite: Suite, path: Path = SUITE) -> list[Trace]:
     """Draw the traces of a suite, and open those beside its file. Raises TraceError; ConfigError for other digests."""
-    found = [(name, digest, _drawn(name, suite.draw)) for name, digest in suite.drawn.items()]
+    found = [(name, digest, drawn_like(name, suite.draw)) for name, digest in suite.drawn.items()]
     found += [(name, digest, open_trace(bundled(Path(name), path.parent))) for name, digest in suite.recorded.items()]
     for name, digest, trace in found:
         _check_same(path, f"trace {name}", digest, trace.digest[:DIGITS])
     return [trace for _, _, trace in found]
-
-
-def _drawn(name: str, draw: Draw) -> Trace:
-    like = named(name)
-    if not like.model:
-        raise TraceError(f"routing model {name} belongs to no known model, whose sizes a suite needs")
-    geometry = as_known(model_of(like.model).geometry, like.model)
-    return synthesise(Synthetic(kind="fitted", like=like, bf16=False, geometry=geometry, **draw.model_dump()))
 
 
 def _check_same(path: Path, what: str, stated: str, found: str) -> None:

@@ -14,10 +14,13 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from moereplay.traces.checkpoints.found import model_of
+from moereplay.traces.documents import first_fault
+from moereplay.traces.geometry import as_known
 from moereplay.traces.routers import choice_scores, choose, weigh
-from moereplay.traces.routing import RoutingModel, scores_of
+from moereplay.traces.routing import RoutingModel, named, scores_of
 from moereplay.traces.schema import (
     Frozen,
     Geometry,
@@ -127,6 +130,29 @@ def synthesise(config: Synthetic) -> Trace:
     )
     starts = range(0, config.tokens, config.length)
     return memory_trace(header, [_part(whole, start, config.length) for start in starts])
+
+
+class Draw(Frozen):
+    """How each routing model is drawn."""
+
+    requests: int = Field(ge=1)
+    prompt_tokens: int = Field(ge=0)
+    decode_tokens: int = Field(ge=1)
+    seed: int = Field(ge=0)
+    recall: tuple[float, ...] = ()
+
+
+def drawn_like(name: str, draw: Draw) -> Trace:
+    """Draw a trace from a routing model at the sizes of the model it was fitted to. Raises TraceError."""
+    like = named(name)
+    if not like.model:
+        raise TraceError(f"routing model {name} belongs to no known model, whose sizes a drawn trace needs")
+    geometry = as_known(model_of(like.model).geometry, like.model)
+    try:
+        config = Synthetic(kind="fitted", like=like, bf16=False, geometry=geometry, **draw.model_dump())
+    except ValidationError as wrong:
+        raise TraceError(f"routing model {name}: {first_fault(wrong)}") from None
+    return synthesise(config)
 
 
 def _part(whole: Request, start: int, length: int) -> Request:

@@ -101,7 +101,7 @@ class Case:
     @property
     def shares_a_cache(self) -> bool:
         """True if requests depend on one another."""
-        return not all(independent(entry) for entry in self.entries)
+        return not all(independent(entry.settings) for entry in self.entries)
 
     def label(self, entry: Entry) -> str:
         """Return the name of a configuration within its case."""

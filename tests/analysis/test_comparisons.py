@@ -12,19 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.analysis.comparisons import (
+    CANNOT_TELL,
     CANT_TELL,
+    CONFIRMED,
     FEW,
     NO,
     PARTS,
+    REFUTED,
+    SHARE_PASSES,
+    TOO_FEW,
     YES,
     Comparison,
     Rows,
     against,
+    changed,
+    claimed,
     compare,
     estimate,
     holm,
 )
-from moereplay.analysis.statistics import FIRST
+from moereplay.analysis.statistics import FIRST, ONE, Interval
 from moereplay.results.errors import ResultError
 from moereplay.results.result import RANKED
 from tests.kit.every import every
@@ -191,3 +198,75 @@ def test_equal_configurations_are_seldom_said_to_differ_from_the_best() -> None:
         ]
         wrong += any(each.answer == YES for each in against_best(entries, "hit_rate"))
     assert wrong / 60 <= 0.05
+
+
+# -- claims: a change of the figure, and the gate that it is held to
+
+
+def missed(*misses: int, accesses: int = 100, **more: int) -> list[dict[str, Any]]:
+    """Requests of one length with so many misses, one after the other."""
+    return [
+        {"request": at, "start_ns": 10 * at, "end_ns": 10 * at + 9, "accesses": accesses, "misses": many} | more
+        for at, many in enumerate(misses)
+    ]
+
+
+@every("gate", [-0.5, -0.1, 0.0, 2.0])
+def test_a_change_and_its_interval_are_those_worked_by_hand(gate: float) -> None:
+    """Of -20 %: deviations 1, -1, 2, -2, 0 of 5 warm requests give a standard error of sqrt(10 / 4 / 6), of 50 misses;
+    t of 3.995 degrees (numerators vary) is 2.778. All of the base are equal, so the gate does not matter.
+    """
+    found = changed(missed(40, 41, 39, 42, 38, 40), missed(*[50] * 6), "misses_per_access", gate)
+    off = 2.778 * (10 / 4 / 6) ** 0.5 / 50
+    assert found and (found.requests, found.why) == (6, "")
+    assert (found.value, found.low, found.high) == tuple(
+        pytest.approx(x, abs=1e-5) for x in (-0.2, -0.2 - off, -0.2 + off)
+    )
+
+
+@every(
+    "low, high, gate, most, least",
+    [
+        (-0.3, -0.1, -0.05, CONFIRMED, REFUTED),
+        (-0.3, -0.1, -0.1, CONFIRMED, CANNOT_TELL),
+        (-0.3, -0.1, -0.2, CANNOT_TELL, CANNOT_TELL),
+        (-0.3, -0.1, -0.3, CANNOT_TELL, CONFIRMED),
+        (-0.3, -0.1, -0.4, REFUTED, CONFIRMED),
+        (None, None, -0.4, CANNOT_TELL, CANNOT_TELL),
+    ],
+)
+def test_a_claim_holds_or_fails_by_the_whole_interval(
+    low: float | None, high: float | None, gate: float, most: str, least: str
+) -> None:
+    found = Interval(-0.2, low, high, 9)
+    assert (claimed(found, gate, at_most=True), claimed(found, gate, at_most=False)) == (most, least)
+
+
+@given(st.integers(0, 50), st.integers(2, 9), st.floats(-0.9, 9))
+def test_a_variant_that_is_the_base_times_a_factor_is_found_on_its_side_of_every_gate(
+    seed: int, factor: int, gate: float
+) -> None:
+    base = rows(seed=seed)
+    variant = [row | {"misses": factor * row["misses"]} for row in base]
+    found = changed(variant, base, "misses_per_access", gate)
+    assert found and found.value == pytest.approx(factor - 1)
+    if abs(factor - 1 - gate) > 1e-9:
+        assert claimed(found, gate, at_most=True) == (CONFIRMED if factor - 1 < gate else REFUTED)
+
+
+def test_a_change_without_an_interval_says_why_and_cannot_be_told() -> None:
+    few, even = missed(*[50] * 5), missed(*[50] * 6)
+    shared = [row | {"end_ns": row["end_ns"] + 5} for row in even]
+    long = [*even[:5], even[5] | {"accesses": 100_000}]
+    for one, other, why in (
+        (few, few, TOO_FEW),
+        (shared, even, SHARE_PASSES),
+        (even, shared, SHARE_PASSES),
+        (long, even, ONE),
+    ):
+        found = changed(one, other, "misses_per_access", -0.1)
+        assert found and (found.low, found.high, found.why) == (None, None, why)
+        assert claimed(found, -0.1, at_most=True) == CANNOT_TELL
+    for one, other in ((even, missed(*[0] * 6)), (even, []), ([], even)):
+        assert changed(one, other, "misses_per_access", -0.1) is None
+    assert claimed(None, -0.1, at_most=False) == CANNOT_TELL

@@ -123,6 +123,7 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("sweep show", "sweep show", {"": (*PATHS, "s3://", "nope://x", "file://\u0000".replace("\u0000", "%00"))}),
     ("sweep merge", "sweep merge in --out", {"": OUTPUTS}),
     ("sweep run", "sweep run --dry-run", {"": PATHS}),
+    ("claim", "claim", {"": PATHS}),
     (
         "sweep run",
         "sweep run in/experiment.toml --dry-run --engine reference --workers 1",
