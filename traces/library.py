@@ -30,10 +30,11 @@ from moereplay.traces.files import (
     whole_folder,
     write_whole,
 )
-from moereplay.traces.lock import Lock
+from moereplay.traces.lock import Lock, refuse_busy
 from moereplay.traces.network import ANSWER_S, IDENTITY, snapshot
 from moereplay.traces.schema import Request, Trace, TraceError, shown
 from moereplay.traces.store import files_of, open_trace, verify
+from moereplay.traces.stored import partial_of
 from moereplay.traces.texts import hint, in_markdown
 from moereplay.traces.units import MB
 from moereplay.traces.values import DRAFT
@@ -294,6 +295,7 @@ def _kept(path: Path, trace: Trace) -> Trace | None:
     """Return the trace at `path` if an earlier call wrote the same rows, None if there is none. Raises TraceError."""
     if not (path.exists() or path.is_symlink()):
         return None
+    refuse_busy(partial_of(path))  # and remove the lock file of a writer that was killed as it ended
     try:
         made = open_trace(path)
         verify(made)

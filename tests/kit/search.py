@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 #: New cases of every search, where somebody asks for so many (`make parity`); without that, cases repeat.
 CASES = int(os.environ.get("MOEREPLAY_CASES", "0"))
@@ -18,3 +18,11 @@ def searched(cases: int, *more: HealthCheck) -> settings:
     tried = CASES or max(min(cases, FEWEST), round(cases * SHARE))
     accepted = [HealthCheck.too_slow, HealthCheck.data_too_large, *more]
     return settings(max_examples=tried, deadline=None, derandomize=not CASES, suppress_health_check=accepted)
+
+
+def walked(cases: int, steps: int) -> settings:
+    """Return settings of a repeatable search by a state machine: so many walks of at most so many steps.
+
+    A walk that fails is printed as it is: to shorten it would take minutes, as each step writes files.
+    """
+    return settings(searched(cases), stateful_step_count=steps, phases=(Phase.explicit, Phase.generate))

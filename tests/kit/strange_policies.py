@@ -1,25 +1,18 @@
-"""`python -m tests.kit.strange_policies --seconds N --seed S [--jit]`: random policy files, replayed by both engines.
+"""A strategy of random policy files, which are replayed by both engines.
 
 Every case is a few files of users' own, of every kind, and some small replays under them. The engines must agree on
 every counter, row, time, line of the event log and executed expert, on who is resident at the end and on the policies'
-memories. The last line is a JSON object; `--only N --show` repeats case N of a seed and prints its files.
+memories.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import sys
-import time
 import warnings
-from collections import Counter
-from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
 
 from moereplay import policies
 from moereplay.policies import files
@@ -28,6 +21,7 @@ from moereplay.simulator import dry_run
 from moereplay.simulator.config import KINDS, ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import EndState
+from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.replay import Plan, plan, replay
 from moereplay.simulator.source import Mixture, Pass, TraceSource
@@ -38,13 +32,12 @@ from tests.kit.strange_scenarios import drawn_config, drawn_trace, platform_file
 
 #: Shares of cases of which promises may be broken, of which integers may leave 64 bits, and of which no hook listens.
 DISHONEST, WILD, SILENT = 0.1, 0.15, 0.35
-SCENARIOS = {True: 6, False: 3}  #: replays of a case, with the compiler and without
+SCENARIOS = 6 if not IS_PYTHON else 3  #: replays of a case, with the compiler and without
 
 
 class Case(NamedTuple):
     """A case of the search."""
 
-    number: int
     sort: Sort
     given: list[File]
     dice: Random
@@ -74,26 +67,29 @@ class Found(NamedTuple):
     what: str = ""
 
 
-def drawn_case(seed: int, number: int, short: bool = False) -> Case:
-    """Case `number` of a seed; short files are compiled sooner."""
-    dice = Random(f"{seed}-{number}")
+def policy_files(short: bool = False) -> st.SearchStrategy[Case]:
+    """Draw a few files and the dice for their scenarios; short files are compiled sooner."""
+    return st.randoms(use_true_random=True).map(lambda dice: _drawn_case(dice, short))
+
+
+def _drawn_case(dice: Random, short: bool) -> Case:
     sort = Sort(dice.random() >= DISHONEST, dice.random() < WILD, dice.random() < SILENT, short)
     shares = dict.fromkeys(KINDS, 0.35) | {"eviction": 0.8} | ({"miss": 0} if sort.silent else {})
     kinds = [kind for kind in KINDS if dice.random() < shares[kind]] or ["eviction"]
     given = [policy_file(dice, kind, f"strange_{kind}", sort) for kind in kinds]
-    return Case(number, sort, given, dice)
+    return Case(sort, given, dice)
 
 
-def run_case(case: Case, folder: Path, scenarios: int) -> list[Found]:
-    """Replay it in so many scenarios."""
+def run_case(case: Case, folder: Path) -> list[Found]:
+    """Replay it in some scenarios."""
     for file in case.given:
-        path = folder / f"{file.name}_{case.number}.py"
+        path = folder / f"{file.name}.py"
         path.write_text(file.text)
         files.register(path)
     try:
         with warnings.catch_warnings():  # numpy's, of integers that overflow where nothing is compiled
             warnings.simplefilter("ignore" if case.sort.wild else "error", RuntimeWarning)
-            return [_one_scenario(case, folder) for _ in range(scenarios)]
+            return [_one_scenario(case, folder) for _ in range(SCENARIOS)]
     finally:
         for given in policies.REGISTERED.values():
             given.clear()
@@ -101,7 +97,7 @@ def run_case(case: Case, folder: Path, scenarios: int) -> list[Found]:
 
 def _one_scenario(case: Case, folder: Path) -> Found:
     trace = drawn_trace(case.dice)
-    machine = platform_file(case.dice, folder / f"machine_{case.number}.toml")
+    machine = platform_file(case.dice, folder / "machine.toml")
     try:
         config = drawn_config(case.dice, trace, machine, case.given, case.sort.silent)
         ready = plan(trace, config)
@@ -199,67 +195,3 @@ def _noticed(trace: Trace, config: ReplayConfig, what: str) -> Found:
     except Exception as error:
         return Found("different", f"{what} | {type(error).__name__}: {error}")
     return Found("unnoticed", what)
-
-
-# the command
-
-
-def hunt(seed: int, seconds: float, cases: int, jit: bool, only: int | None = None, show: bool = False) -> dict:
-    """Run cases until the time or their number is up; what was found, ready for JSON."""
-    began, endings, found = time.monotonic(), Counter(), {"different": [], "unnoticed": [], "refused": {}}
-    numbers = count() if only is None else [only]
-    done = 0
-    with TemporaryDirectory() as folder:
-        for number in numbers:
-            if done >= cases or time.monotonic() - began > seconds:
-                break
-            case = drawn_case(seed, number, short=jit)
-            if show:
-                print("\n".join(file.text for file in case.given), flush=True)
-            for ending, what in run_case(case, Path(folder), SCENARIOS[jit]):
-                endings[ending] += 1
-                _note(found, ending, f"--seed {seed} --only {number}", what)
-            done += 1
-    return _report(done, time.monotonic() - began, endings, found)
-
-
-def _note(found: dict[str, Any], ending: str, where: str, what: str) -> None:
-    if ending in ("different", "unnoticed"):
-        found[ending].append(f"{where}: {what}")
-        print(f"{ending} {where}: {what}", file=sys.stderr, flush=True)
-    elif ending != "equal":
-        found["refused"].setdefault(ending, []).append(f"{where}: {what}")
-
-
-def _report(done: int, seconds: float, endings: Counter, found: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "cases": done,
-        "replays": sum(endings.values()),
-        "seconds": round(seconds, 1),
-        "endings": dict(sorted(endings.items())),
-        "refused": sum(number for ending, number in endings.items() if ending.startswith("refused")),
-        "differences": found["different"],
-        "unnoticed": found["unnoticed"],
-        "examples": {ending: each[:3] for ending, each in found["refused"].items()},
-    }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line. Without `--jit` it starts itself anew where nothing is compiled."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--cases", type=int, default=1 << 40)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="one case of the seed")
-    parser.add_argument("--show", action="store_true", help="print the files")
-    parser.add_argument("--jit", action="store_true", help="hooks and engine in machine code")
-    asked = parser.parse_args(arguments)
-    if not asked.jit and os.environ.get("NUMBA_DISABLE_JIT") != "1":
-        os.environ["NUMBA_DISABLE_JIT"] = "1"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.kit.strange_policies", *sys.argv[1:]])
-    found = hunt(asked.seed, asked.seconds, asked.cases, asked.jit, asked.only, asked.show)
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

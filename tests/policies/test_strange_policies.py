@@ -1,29 +1,34 @@
 """Odd policies of users' own: the engines agree on them, or refuse them with one line; and the search that finds such.
 
-`tests/kit/strange_policies.py` draws policy files; what it and odd files written by hand have found stands here.
+`tests/kit/strange_policies.py` draws policy files; what these and odd files written by hand have found stands here.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
+from hypothesis import given
 
 from moereplay.policies import files
 from moereplay.policies.contract import Policy, PolicyError
 from moereplay.policies.grammar import parse
 from moereplay.results.result import Result
 from moereplay.simulator.config import configure
+from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Trace, memory_trace
 from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
+from tests.kit.search import CASES, searched
 from tests.kit.strange_expressions import PRELUDE
+from tests.kit.strange_policies import Case, policy_files, run_case
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = Sizes(layers=3, experts=6, tokens=30, prompt=4, requests=2, depth=1, size=8)
@@ -198,26 +203,30 @@ def test_and_those_of_other_parameters_than_the_defaults(take: Callable[..., Pol
 # -- the search ------------------------------------------------------------------------------------------------------
 
 
-def searched(*options: object) -> dict:
-    """Return the output of the search without compilation."""
-    command = [sys.executable, "-m", "tests.kit.strange_policies", *map(str, options)]
-    environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=290, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def search(tmp_path: Path) -> None:
+    """Files and replays until the engines differ."""
+    endings = Counter()
 
+    @searched(60)
+    @given(policy_files(short=not IS_PYTHON))
+    def agree(case: Case) -> None:
+        ends = run_case(case, Path(mkdtemp(dir=tmp_path)))
+        endings.update(found.ending for found in ends)
+        wrong = [found for found in ends if found.ending in ("different", "unnoticed")]
+        assert not wrong, "\n\n".join([str(wrong), *(file.text for file in case.given)])
 
-def check_search(found: dict, cases: int) -> None:
-    assert found["differences"] == []
-    assert found["cases"] == cases
-    assert found["endings"]["equal"] > found["replays"] // 2
+    agree()
+    assert endings["equal"] > endings.total() // 2
 
 
 @pytest.mark.slow
-def test_the_engines_agree_on_a_few_random_policy_files() -> None:
-    check_search(searched("--cases", 6, "--seed", 3, "--seconds", 200), 6)
-
-
-@pytest.mark.longest
-def test_the_engines_agree_on_random_policy_files() -> None:
-    check_search(searched("--cases", 60, "--seed", 4, "--seconds", 280), 60)
+def test_the_engines_agree_on_random_policy_files(tmp_path: Path) -> None:
+    """As plain Python, where a case takes a fifth of a second; with the compiler, if somebody asks for new cases."""
+    if IS_PYTHON or CASES:
+        return search(tmp_path)
+    chosen = ["-p", "no:cacheprovider", "-n0", "-m", "slow", "-k", "random_policy_files"]
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", *chosen, str(Path(__file__).relative_to(ROOT))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    assert "1 passed" in done.stdout, done.stdout
+    return None

@@ -3,16 +3,11 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from moereplay.analysis.figures.catalogue import FIGURES, draw_all
 from moereplay.analysis.metrics import averaged, grouped, measured, ranked
@@ -25,7 +20,7 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.jobs import TABLES, Batch, Job, compute, job_of, open_traces
+from moereplay.sweeps.jobs import Batch, Job, compute, job_of, open_traces
 from moereplay.sweeps.parts import keep, merge
 from moereplay.sweeps.run import Sweep, estimate, left_to_do, planned
 from moereplay.sweeps.store import Folder
@@ -33,7 +28,7 @@ from moereplay.traces.files import bundled
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace
 from tests.kit.every import every
-from tests.kit.sweeping import GRID, experiment, merged, store_trace
+from tests.kit.sweeping import GRID, experiment, store_trace
 from tests.kit.tiny_runs import SMALL, frame_of, small_trace, written_before
 
 ABOUT = {"sweep_version": 1}
@@ -55,16 +50,6 @@ def whole(sweep, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("whole")
     done(out, sweep.jobs)
     return out
-
-
-@pytest.fixture(scope="module")
-def one_by_one(sweep, tmp_path_factory) -> dict[str, Path]:
-    """Every job as a part of its own, by identity."""
-    folders = {}
-    for job in sweep.jobs:
-        folders[job.identity] = tmp_path_factory.mktemp("one")
-        done(folders[job.identity], [job])
-    return folders
 
 
 def test_a_sweep_is_every_combination_and_a_bound_per_capacity(sweep):
@@ -130,19 +115,6 @@ def test_latencies_do_not_need_the_rows_of_requests(sweep, whole, tmp_path):
     assert without.null_count().sum_horizontal().item() == 0
 
 
-@pytest.mark.slow
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.randoms(use_true_random=False))
-def test_merging_gives_the_same_bytes_in_any_order_and_however_often_a_part_is_there(whole, one_by_one, tmp_path, dice):
-    folders = list(one_by_one.values()) + dice.sample(list(one_by_one.values()), 5)
-    dice.shuffle(folders)
-    if dice.random() < 0.5:
-        folders.insert(dice.randrange(len(folders)), whole)
-    scratch = Path(tempfile.mkdtemp(dir=tmp_path))
-    assert merged(scratch / "b", *folders) == merged(scratch / "a", whole)
-    assert set(merged(scratch / "c", scratch / "b")) == {f"{name}.parquet" for name in TABLES}
-
-
 def test_equal_work_is_a_part_of_equal_name_and_bytes(sweep, whole, tmp_path):
     done(tmp_path, sweep.jobs)
     done(tmp_path, sweep.jobs)  # the second finds the first and leaves it
@@ -197,41 +169,6 @@ def test_a_full_disk_leaves_no_part_and_says_what_to_do(sweep, tmp_path, monkeyp
     with pytest.raises(ConfigError, match="No space left on device; stored results are kept"):
         Folder(tmp_path).store(part, ABOUT)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_flipped_bit_is_noticed_by_every_reader(whole, tmp_path):
-    for table in ("configurations", "layers", "bounds"):
-        copy = tmp_path / table
-        shutil.copytree(whole, copy)
-        (file,) = copy.glob(f"part-*/{table}.parquet")
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 4
-        file.write_bytes(data)
-        with pytest.raises(ResultError, match="damaged"):
-            load(copy)
-        with pytest.raises(ResultError, match="damaged"):
-            merge([Folder(copy)], Folder(tmp_path / f"{table}-merged"))
-
-
-def test_results_of_a_newer_version_are_refused(whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "new")
-    (file,) = (tmp_path / "new").glob("part-*/provenance.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"sweep_version": 2}))
-    with pytest.raises(ResultError, match="newer than 1"):
-        load(tmp_path / "new")
-
-
-def test_a_part_that_is_being_written_is_not_there(whole, tmp_path):
-    """A killed writer leaves its scratch folder: no reader sees it, and the next run on that host clears it."""
-    shutil.copytree(whole, tmp_path / "out")
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    (part,) = (tmp_path / "out").glob("part-*")
-    for pid in (gone.pid, os.getpid()):
-        shutil.copytree(part, tmp_path / "out" / "tmp" / f"{os.uname().nodename}-{pid}-0")
-    assert len(load(tmp_path / "out")) == 18
-    Folder(tmp_path / "out").prepare()
-    assert [path.name.split("-")[-2] for path in (tmp_path / "out" / "tmp").iterdir()] == [str(os.getpid())]
 
 
 def test_tables_rank_and_group(whole):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -288,21 +287,6 @@ def test_a_trace_that_is_being_written_is_not_appended_to(tmp_path: Path) -> Non
         appended(tmp_path / "a.zarr", [trace])
     with pytest.raises(TraceError, match="changed by another process"):
         TraceWriter.reopen(tmp_path / "a.zarr", trace.header, "another")
-
-
-def test_rows_of_an_append_that_was_killed_are_nobodys(tmp_path: Path) -> None:
-    """The files of one that was written whole but for the last step: attributes are those of before."""
-    ours, more = long_ones(tmp_path, "ours.zarr", 0), long_ones(tmp_path, "more.zarr", 10)
-    shutil.copytree(tmp_path / "ours.zarr", tmp_path / "killed.zarr")
-    grown, _ = appended(tmp_path / "ours.zarr", [more])
-    shutil.copytree(tmp_path / "ours.zarr", tmp_path / "half.zarr")
-    shutil.copy(tmp_path / "killed.zarr" / "zarr.json", tmp_path / "half.zarr" / "zarr.json")
-    half = open_trace(tmp_path / "half.zarr")
-    verify(half)
-    assert (half.digest, half.requests) == (ours.digest, ours.requests)
-    again, _ = appended(tmp_path / "half.zarr", [more])
-    assert again.digest == grown.digest
-    verify(again)
 
 
 # selections

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +19,6 @@ from moereplay.traces.library import fetch, library_of, publish
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.stored import Column
-from moereplay.traces.writer import write_trace
 from tests.kit.collecting import case
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.hub import IDENTITY, hub_of
@@ -208,17 +203,6 @@ def test_a_broken_index_is_refused(tmp_path: Path) -> None:
                 library_of(str(tmp_path)).index()
 
 
-def test_flipped_bytes_of_a_published_trace_are_noticed(library: Path, tmp_path: Path) -> None:
-    files = [file for file in sorted((library / "mini.zarr").rglob("*")) if file.is_file()]
-    for file in files[::7]:
-        whole = file.read_bytes()
-        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(TraceError, match="differ from the published"):
-            fetch(library_of(str(library)), "mini", tmp_path / "a.zarr")
-        file.write_bytes(whole)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lib"]
-
-
 def test_an_index_that_describes_another_trace_is_refused(library: Path, tmp_path: Path) -> None:
     file = library / "traces.json"
     index = json.loads(file.read_text())
@@ -267,25 +251,6 @@ def _publish(out: Path, name: str) -> None:
     publish(open_trace(SAMPLE), out, name, "MIT")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", (3, pytest.param(8, marks=pytest.mark.long)))
-def test_a_killed_publication_is_completed_by_the_same_call(kills: int, tmp_path: Path) -> None:
-    """Wherever it was killed: while rows are written, before the index, before the card."""
-    draw, process = random.Random(7), multiprocessing.get_context("fork")
-    for number in range(kills):
-        out = tmp_path / f"lib{number}"
-        work = process.Process(target=_publish, args=(out, "x"))
-        work.start()
-        time.sleep(draw.random() * 0.25)
-        if work.pid:
-            os.kill(work.pid, signal.SIGKILL)
-        work.join()
-        _publish(out, "x")
-        _publish(out, "x")
-        fetch(library_of(str(out)), "x", tmp_path / f"{number}.zarr")
-        assert sorted(path.name for path in out.iterdir()) == ["README.md", "traces.json", "x.zarr"]
-
-
 @pytest.mark.parametrize("step", ["rows", "index", "card"])
 def test_a_publication_that_a_full_disk_ended_is_completed_by_the_same_call(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -311,37 +276,6 @@ def test_a_publication_that_a_full_disk_ended_is_completed_by_the_same_call(
     _publish(tmp_path / "lib", "x")
     fetch(library_of(str(tmp_path / "lib")), "x", tmp_path / "a.zarr")
     assert "| x |" in (tmp_path / "lib" / "README.md").read_text()
-
-
-def test_a_name_that_another_trace_has_is_refused_and_nothing_changes(library: Path, tmp_path: Path) -> None:
-    header, whole = open_trace(SAMPLE).header, open_trace(SAMPLE)
-    other = write_trace(tmp_path / "b.zarr", header, [whole.request(0)], whole.router_bias)
-    before = {path: path.read_bytes() for path in library.rglob("*") if path.is_file()}
-    for name in ("mini", "kept"):
-        shutil.copytree(SAMPLE, library / "kept.zarr", dirs_exist_ok=True)
-        with pytest.raises(TraceError, match="choose another --name"):
-            publish(other, library, name, "Apache-2.0", "recorded | here <b>")
-        shutil.rmtree(library / "kept.zarr")
-    assert {path: path.read_bytes() for path in library.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("kills", (3, pytest.param(6, marks=pytest.mark.long)))
-def test_killed_while_publishing_the_library_stays_readable(kills: int, library: Path, tmp_path: Path) -> None:
-    draw, process = random.Random(4), multiprocessing.get_context("fork")
-    for number in range(kills):
-        work = process.Process(target=_publish, args=(library, f"more{number}"))
-        work.start()
-        time.sleep(draw.random() * 0.4)
-        if work.pid:
-            os.kill(work.pid, signal.SIGKILL)
-        work.join()
-        index = library_of(str(library)).index()
-        names = {entry.name for entry in index.traces}
-        assert "mini" in names
-        for entry in index.traces:
-            shutil.rmtree(tmp_path / "a.zarr", ignore_errors=True)
-            fetch(library_of(str(library)), entry.name, tmp_path / "a.zarr")
-    _publish(library, "last")
 
 
 @pytest.mark.slow

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +24,7 @@ from moereplay.traces.schema import Geometry, Request, Trace, TraceError
 from moereplay.traces.store import open_trace, verify
 from tests.kit.collecting import case
 from tests.kit.importing import imported
+from tests.kit.kills import killed_at
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Geometry(layers=3, experts=8, k=2, expert_bytes=(100,) * 3)
@@ -299,35 +297,21 @@ def test_weights_on_some_lines_and_a_silent_layer_are_refused(tmp_path: Path) ->
 
 # ---------------------------------------------------------------- killed
 
-REQUESTS = 120
-SERVER = f"""
-import sys
-from itertools import product
-from pathlib import Path
-from tests.traces.test_recorder import SMALL, Recorder, router
-out = Path(sys.argv[1])
-recorder = Recorder(out, SMALL, resume=out.with_name(out.name + ".partial").exists())
-for request in range(recorder.requests_done, {REQUESTS}):
-    for token, layer in product(range(20), range(SMALL.layers)):
-        recorder.append(token, layer, *router(request, token, layer), request=request)
-    recorder.end(request, prompt_length=3)
-recorder.close()
-"""
+REQUESTS = 60
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kills", (2, pytest.param(10, marks=pytest.mark.long)))
-def test_a_killed_recording_goes_on_from_what_had_ended(kills: int, tmp_path: Path) -> None:
-    out, seed, killed = tmp_path / "a.zarr", random.Random(3), 0
-    start = [sys.executable, "-c", SERVER, str(out)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for _ in range(kills):
-        process = subprocess.Popen(start, env=environment, cwd=ROOT)
-        while process.poll() is None and not out.with_name("a.zarr.partial").exists():
-            time.sleep(0.02)
-        time.sleep(seed.random() * 0.4)
-        process.kill()
-        killed += process.wait() == -9
-    subprocess.run(start, env=environment, cwd=ROOT, check=True)
-    assert killed >= 1
+def test_a_killed_recording_goes_on_from_what_had_ended(tmp_path: Path) -> None:
+    out, step = tmp_path / "a.zarr", 0
+
+    def serve() -> None:
+        recorder = Recorder(out, SMALL, resume=out.with_name("a.zarr.partial").exists())
+        for request in range(recorder.requests_done, REQUESTS):
+            for token, layer in product(range(20), range(SMALL.layers)):
+                recorder.append(token, layer, *router(request, token, layer), request=request)
+            recorder.end(request, prompt_length=3)
+        recorder.close()
+
+    while killed_at(step, tmp_path, serve):
+        step += 11
+    assert step > 60
     assert_holds(open_trace(out), {request: routed(request, 20, 3) for request in range(REQUESTS)})

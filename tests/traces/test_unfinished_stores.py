@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import socket
 from dataclasses import replace
 
@@ -19,57 +18,15 @@ from moereplay.traces.stored import Column
 from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.collecting import case
 from tests.kit.every import every
-from tests.kit.stored import BIAS, GEOMETRY, HEADER, LAYERS, PLAIN, K, assert_holds, commit_some, everything, ids_only
+from tests.kit.stored import BIAS, GEOMETRY, HEADER, PLAIN, assert_holds, commit_some, everything, ids_only
 
 DEAD = 1 << 22  #: no process of this number is there
-
-
-def test_only_committed_rows_of_a_partial_are_visible(tmp_path):
-    with TraceWriter.create(tmp_path / "a.zarr", PLAIN) as writer:
-        writer.append(ids_only(10, 1))
-        writer.commit()
-        writer.append(ids_only(10, 2))
-        assert writer.requests_done == 1
-        trace = open_trace(tmp_path / "a.zarr.partial")
-        assert not trace.complete
-        assert_holds(trace, [ids_only(10, 1)])
-
-
-def test_rows_written_after_the_last_commit_stay_invisible(tmp_path):
-    commit_some(tmp_path / "a.zarr", [ids_only(20, 1)])
-    partial = tmp_path / "a.zarr.partial"
-    committed = (partial / "zarr.json").read_bytes()
-    with TraceWriter.resume(tmp_path / "a.zarr", PLAIN) as writer:
-        writer.append(ids_only(50, 2))
-    (partial / "zarr.json").write_bytes(committed)  # as if killed between the rows and the attributes
-    trace = open_trace(partial)
-    assert_holds(trace, [ids_only(20, 1)])
-    assert trace.arrays["chosen"].shape == (20, LAYERS, K)
-    verify(trace)
 
 
 def test_a_partial_without_its_final_name_says_how_to_go_on(tmp_path):
     commit_some(tmp_path / "a.zarr", [ids_only(20)])
     with pytest.raises(TraceError, match=r"a\.zarr is not finished: rerun .* --resume, or open .*a\.zarr\.partial"):
         open_trace(tmp_path / "a.zarr")
-
-
-def test_an_exception_keeps_what_was_committed(tmp_path):
-    requests = [ids_only(20, seed) for seed in range(3)]  # 512 tokens would commit by themselves, 60 do not
-    with pytest.raises(KeyError), TraceWriter.create(tmp_path / "a.zarr", PLAIN) as writer:
-        writer.append(requests[0])
-        writer.commit()
-        writer.append(requests[1])
-        raise KeyError
-    assert_holds(open_trace(tmp_path / "a.zarr.partial"), requests[:1])
-    assert_holds(write_trace(tmp_path / "a.zarr", PLAIN, requests, resume=True), requests)
-
-
-def test_an_exception_before_the_first_commit_leaves_nothing(tmp_path):
-    with pytest.raises(KeyError), TraceWriter.create(tmp_path / "a.zarr", PLAIN) as writer:
-        writer.append(ids_only(20))
-        raise KeyError
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -94,20 +51,6 @@ def test_a_second_writer_is_refused_by_the_name_of_the_first(tmp_path):
                 start(tmp_path / "a.zarr", PLAIN)
         first.append(ids_only(10))
         assert_holds(first.finish(), [ids_only(20), ids_only(10)])
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.zarr"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a kill of this process by itself needs fork")
-def test_the_lock_of_a_killed_writer_is_taken_over(tmp_path):
-    child = os.fork()
-    if not child:
-        writer = TraceWriter.create(tmp_path / "a.zarr", PLAIN)
-        writer.append(ids_only(20))
-        writer.commit()
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert (tmp_path / "a.zarr.partial.lock").exists()
-    write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20), ids_only(10)], resume=True)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.zarr"]
 
 
