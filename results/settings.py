@@ -52,6 +52,13 @@ SETTINGS = (
         ("global", "per_layer", "per_link"),
     ),
     Setting(
+        "slots",
+        "exact",
+        "Bytes that an expert takes of its pool: its own (exact), or those of the pool's largest (padded).",
+        ("exact", "padded"),
+        added=True,
+    ),
+    Setting(
         "passes",
         "recorded",
         "Tokens per forward pass: recorded, token, chunk:N, decode:N (decode from position N), batch:N (N requests), "

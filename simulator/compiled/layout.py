@@ -23,9 +23,10 @@ def record(names: str) -> np.dtype:
 
 #: Constants of a run. `listeners_*` are sets, with bit i for the i-th kind of policy; `keys_read_*` are dependencies of
 #: the eviction policy's keys, `reads_*` the reads of any hook. `pooled`: one pool, one per layer or one per link, each
-#: with `pool_rows` rows of candidates. `external`: the caller reports when activities end.
+#: with `pool_rows` rows of candidates. `uneven`: experts of a layer differ in bytes, or slots are padded. `external`: the
+#: caller reports when activities end.
 SETTING = (
-    "layers experts width precisions passes pooled pool_rows sequential after_demand free_only reset_every "
+    "layers experts width precisions uneven passes pooled pool_rows sequential after_demand free_only reset_every "
     "side_slots reach logs keeps batched weighted scored knows_future by_key queue key_scope ranks row_length "
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand reads_need renews "
@@ -99,7 +100,7 @@ OWNED = np.dtype(
         ("entered_step", np.int64),
         ("x", np.int32),
         ("layer", np.int32),
-        ("kind", np.int32),  # layer * P + precision, which determines size and times
+        ("kind", np.int32),  # row of `Geometry.rows` * P + precision, which determines size and times
         ("member_at", np.int32),  # position in its layer's list of members
         ("row_at", np.int32),  # position in its layer's row of candidates, from 1; 0 if it is not one
         ("member", np.int8),  # 1 while it is resident in its pool
@@ -135,6 +136,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "copies": (COPY, ("n_copies",)),
     "owned": (OWNED, ("n_copies",)),
     "pools": (POOL, ("n_pools",)),
+    "kind_bytes": (np.int64, ("n_kinds",)),
     "wire_ns": (np.int64, ("n_wires",)),
     "slow_wire_ns": (np.int64, ("n_wires",)),  # while the CPU computes
     "start_ns": (np.int64, ("n_starts",)),  # more latency on an idle wire
@@ -424,11 +426,12 @@ TWO_TIERS |= dict.fromkeys(("cpu_tier", "sync_ns", "next_pass", "n_warm_lower"),
 PLAIN = TWO_TIERS | OWN_CLOCK
 #: The caller reports when activities of compute and of one link end.
 STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}
-#: Two tiers and one link, one precision, contract `atomic`, every miss fetched, no listeners, no log, no cost term
+#: Two tiers and one link, one precision, a size per layer, contract `atomic`, every miss fetched, no listeners, no log, no cost term
 #: beyond a table.
 FROZEN = {
     **PLAIN,
     "precisions": 1,
+    "uneven": 0,
     "n_links": 1,
     "by_key": 1,
     **dict.fromkeys(("sequential", "side_slots", "logs", "keeps", "n_warm"), 0),

@@ -209,7 +209,7 @@ def by_link(draw: st.DrawFn, **fixed: Any) -> Scenario:
         times |= {"share": None, "layers": named[0]}
     scenario.times.update(times, more=more)
     scenario.settings.update(scope="per_link", resident=())
-    sizes = at_homes(homes_of(machine(**scenario.times), geometry), geometry.expert_bytes)
+    sizes = at_homes(homes_of(machine(**scenario.times), geometry), geometry.rows.bytes.tolist())
     pools = tuple(max(each, default=0) + draw(st.integers(0, sum(each) // 2)) for each in sizes)
     scenario = scenario._replace(pools=pools)
     scenario.settings["warm"] = draw(_warm(scenario))
@@ -229,13 +229,13 @@ def _pool_of(scenario: Scenario) -> tuple[int, ...]:
 def _resident(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...]:
     """Some experts that leave room for another one, and for those that are warm."""
     geometry, warm, chosen = scenario.source.geometry, scenario.settings["warm"], list[tuple[int, int]]()
-    pool_of = _pool_of(scenario)
+    pool_of, each = _pool_of(scenario), (geometry.rows.bytes.tolist(), geometry.experts)
     for pair in draw(st.lists(st.sampled_from([divmod(x, geometry.experts) for x in range(len(pool_of))]), max_size=4)):
         if pair in (*warm, *chosen):
             continue
         try:
-            left = room(scenario.pools, pool_of, geometry.expert_bytes, (*chosen, pair), fetches=True)
-            room(left, pool_of, geometry.expert_bytes, warm, fetches=False)
+            left = room(scenario.pools, pool_of, *each, (*chosen, pair), fetches=True)
+            room(left, pool_of, *each, warm, fetches=False)
         except ConfigError:
             continue
         chosen.append(pair)
