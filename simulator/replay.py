@@ -239,7 +239,7 @@ def _check_one_size(geometry: Geometry, config: ReplayConfig, chosen: PolicySet)
     if chosen.miss.policy.bits(chosen.miss.params) and (geometry.bytes_by_expert or config.slots == "padded"):
         where = "--slots padded" if config.slots == "padded" else "experts of a layer that differ in bytes"
         raise PolicyError(
-            f"miss {chosen.miss.policy.name} caches copies at several precisions, which cannot be combined with {where}: "
+            f"miss {chosen.miss.policy.name} caches copies at a precision of its own, which cannot be combined with {where}: "
             "choose another miss policy"
         )
 

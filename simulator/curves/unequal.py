@@ -244,7 +244,7 @@ def most_hits(
 ) -> Bracket:
     """Bracket the most hits in one pool of all layers.
 
-    `sizes`: the bytes of an expert, by layer; `pool`: bytes; `warm`: experts of the model that are cached at the start.
+    `sizes`, `pool` and `warm` as in `stays_of`.
     """
     unit = gcd(*sizes)  # nothing else fits in the rest
     stays = stays_of(demands, cut, [size // unit for size in sizes], pool // unit, forced, warm)
