@@ -46,8 +46,8 @@ class Sizes(NamedTuple):
     expert_bytes: Annotated[
         str | None,
         typer.Option(
-            help="Size of one expert: bytes, 600MB or 1.5GiB; one size per layer, separated by `/`; or FILE.json, a list "
-            "of the layers' lists of bytes."
+            help="Size of one expert: bytes, 600MB or 1.5GiB; one size per layer, separated by `/`; or FILE.json, a "
+            "list of the layers' lists of bytes."
         ),
     ] = None
     expert_bits: Annotated[

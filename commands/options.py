@@ -108,8 +108,8 @@ BY_HEADING = {
     "first_pass passes_shown",
     "Sampling": "max_new_tokens temperature top_p top_k",
     "Policies": "preset eviction prefetch miss routing policy_file profile sets study top_m top_j mass min_mass_kept",
-    "Cache": "capacity scope slots contract reset warm resident prefetch_at prefetch_admission memory vram ram positions "
-    "kv_bits runtime",
+    "Cache": "capacity scope slots contract reset warm resident prefetch_at prefetch_admission memory vram ram "
+    "positions kv_bits runtime",
     "Machine": "platform dense dense_bits device slow_tier throttle threads eager decisions base lanes serial layers",
     "Model": "model device_map dtype quantise quantiser revision expert_bytes expert_bits matrices quant k",
     "Trace": "passes draft lookahead look_ahead logits kind reuse exponent recall decode_tokens layer dense_layers",

@@ -146,7 +146,7 @@ OF_CACHE = (*KINDS, "capacity", "scope", "warm", "profile")
 #: Settings that a curve of misses depends on, in the order of its columns.
 OF_CURVES = ("scope", "contract", "passes", "draft", "reset")
 #: Settings that `moereplay bounds` takes, in the order of its columns.
-OF_BOUNDS = ("capacity", "eviction", "miss", "platform", "contract", "scope", "passes", "draft", "reset")
+OF_BOUNDS = ("capacity", "eviction", "miss", "platform", "contract", "scope", "slots", "passes", "draft", "reset")
 OF_BOUNDS += ("dense", "dense_bits", "seed")
 #: Facts and settings that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")

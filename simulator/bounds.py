@@ -21,11 +21,12 @@ from moereplay.policies.grammar import at_most, note, parse
 from moereplay.policies.hooks import given_by
 from moereplay.results.serving import shortened
 from moereplay.results.settings import KINDS
-from moereplay.simulator.capacity import Listed
+from moereplay.simulator.capacity import Listed, padded
 from moereplay.simulator.config import SEMANTICS_VERSION, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import Plan, plan
+from moereplay.simulator.times import homes_of
 from moereplay.traces.drafts import OFF
 from moereplay.traces.passes import schedule, slots_of
 from moereplay.traces.schema import Geometry, Trace, canonical
@@ -280,6 +281,7 @@ def _reasons(trace: Trace, config: ReplayConfig) -> Iterator[tuple[str, str]]:
         "draft": lambda: _draft(trace, config),
         "reset": lambda: _reset(trace, config),
         "scope": lambda: _one_pool(trace, config),
+        "slots": lambda: _slots(trace, config),
         "prefetch": lambda: _one_layer(trace) if chosen.prefetch.policy.suggest else "",
         "prefetch_at": lambda: _prefetch_at(config, chosen),
         "prefetch_admission": lambda: _admission(config, chosen),
@@ -298,6 +300,15 @@ def _one_pool(trace: Trace, config: ReplayConfig) -> str:
     if config.scope == "per_link":
         return "the platform has one link" if len(platform(config.platform).links) == 1 else ""
     return _one_layer(trace) if config.scope == "per_layer" else ""
+
+
+def _slots(trace: Trace, config: ReplayConfig) -> str:
+    """Return why padded slots take what exact ones do, or an empty string."""
+    if config.slots == "exact":
+        return ""
+    homes = homes_of(platform(config.platform), trace.geometry) if config.scope == "per_link" else ()
+    alike = padded(trace.geometry, config.scope, homes) == trace.geometry
+    return "the experts of a pool have equal bytes" if alike else ""
 
 
 def _passes(trace: Trace, passes: str, arrive: bool) -> str:

@@ -92,8 +92,8 @@ def parse_capacity(
 def at_homes(homes: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """Return the bytes of the experts at each link; `sizes` are those of every expert x."""
     found: list[list[int]] = [[] for _ in range(max(homes) + 1)]
-    for size, home in zip(sizes, homes, strict=True):
-        found[home].append(size)
+    for each, home in zip(sizes, homes, strict=True):
+        found[home].append(each)
     return found
 
 
@@ -407,8 +407,8 @@ def room(
 ) -> tuple[int, ...]:
     """Return the bytes that residents leave of each pool.
 
-    `pool_of` has the pool of every expert x, `sizes` its bytes there; a layer has `experts`; `fetches`: a miss may have to be
-    fetched. Raises ConfigError if the residents do not fit, or if no other expert of the pool fits beside them.
+    `pool_of` has the pool of every expert x, `sizes` its bytes there; a layer has `experts`; `fetches`: a miss may have
+    to be fetched. Raises ConfigError if the residents do not fit, or if no other expert of the pool fits beside them.
     """
     if not listed:
         return tuple(pools)

@@ -154,7 +154,8 @@ class Plan:
         name = "" if self.origin.synthetic or self.origin.model == UNNAMED else self.origin.model
         model = recognised(name)
         name = model.name if model else name
-        own, *converted = (sum(sizes) / len(sizes) for sizes in (self.layout.geometry.expert_bytes, *self.layout.tiers))
+        copies = self.layout.own_bytes.reshape(-1, self.layout.precisions).T.tolist()
+        own, *converted = (sum(sizes) / len(sizes) for sizes in (self.layout.geometry.rows.bytes.tolist(), *copies))
         return (
             about.unlike(name, self._times.dense.read)
             or about.unlike_experts(name, own, converted)
@@ -239,8 +240,8 @@ def _check_one_size(geometry: Geometry, config: ReplayConfig, chosen: PolicySet)
     if chosen.miss.policy.bits(chosen.miss.params) and (geometry.bytes_by_expert or config.slots == "padded"):
         where = "--slots padded" if config.slots == "padded" else "experts of a layer that differ in bytes"
         raise PolicyError(
-            f"miss {chosen.miss.policy.name} caches copies at a precision of its own, which cannot be combined with {where}: "
-            "choose another miss policy"
+            f"miss {chosen.miss.policy.name} caches copies at a precision of its own, which cannot be combined with "
+            f"{where}: choose another miss policy"
         )
 
 

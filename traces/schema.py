@@ -147,6 +147,14 @@ class Geometry(Public, Cached):
         fields = {name: getattr(self, name) for name in Geometry.model_fields}
         return Geometry(**fields | {"expert_bytes": tuple(map(max, rows)), "bytes_by_expert": () if equal else rows})
 
+    def refuse_uneven(self, what: str) -> None:
+        """Raises TraceError if experts of a layer differ in bytes, for `what` takes one size per layer."""
+        if self.bytes_by_expert:
+            raise TraceError(
+                f"{what} requires experts of one size in each layer, and here they differ; `moereplay replay`, `curve` "
+                "and `bounds` take them; or import the routing with --expert-bytes, one size per layer"
+            )
+
     @property
     def layer_bytes(self) -> tuple[int, ...]:
         """Bytes of all experts of each layer."""

@@ -23,8 +23,8 @@ def record(names: str) -> np.dtype:
 
 #: Constants of a run. `listeners_*` are sets, with bit i for the i-th kind of policy; `keys_read_*` are dependencies of
 #: the eviction policy's keys, `reads_*` the reads of any hook. `pooled`: one pool, one per layer or one per link, each
-#: with `pool_rows` rows of candidates. `uneven`: experts of a layer differ in bytes, or slots are padded. `external`: the
-#: caller reports when activities end.
+#: with `pool_rows` rows of candidates. `uneven`: experts of a layer differ in bytes, or slots are padded. `external`:
+#: the caller reports when activities end.
 SETTING = (
     "layers experts width precisions uneven passes pooled pool_rows sequential after_demand free_only reset_every "
     "side_slots reach logs keeps batched weighted scored knows_future by_key queue key_scope ranks row_length "
@@ -426,8 +426,8 @@ TWO_TIERS |= dict.fromkeys(("cpu_tier", "sync_ns", "next_pass", "n_warm_lower"),
 PLAIN = TWO_TIERS | OWN_CLOCK
 #: The caller reports when activities of compute and of one link end.
 STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}
-#: Two tiers and one link, one precision, a size per layer, contract `atomic`, every miss fetched, no listeners, no log, no cost term
-#: beyond a table.
+#: Two tiers and one link, one precision, a size per layer, contract `atomic`, every miss fetched, no listeners, no log, no
+#: cost term beyond a table.
 FROZEN = {
     **PLAIN,
     "precisions": 1,

@@ -198,13 +198,14 @@ def settings(
         )
     if scope == "per_layer" and geometry.bytes_by_expert:
         raise ConfigError(
-            "no curve with scope per_layer where experts of a layer differ in bytes: pools are divided by bytes, so that "
-            "no capacity is a number of experts in each; replay the capacities that matter, or count a global curve"
+            "no curve with scope per_layer where experts of a layer differ in bytes: pools are divided by bytes, so "
+            "that no capacity is a number of experts in each; replay the capacities that matter, or count a global curve"
         )
     if policy not in offered(geometry, scope):
         raise ConfigError(
             f"no curve of {policy} in a pool of unequal bytes: it is not a stack algorithm there, more room can cost "
-            f"hits; {RELAXED} bounds it, scope per_layer has it, and so has a replay of each capacity that matters"
+            f"hits; {RELAXED} bounds it, {'' if geometry.bytes_by_expert else 'scope per_layer has it, '}and so has a "
+            "replay of each capacity that matters"
         )
     return config
 

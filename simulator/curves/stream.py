@@ -201,8 +201,8 @@ def stays_of(
 ) -> Stays:
     """Return the stays of one pool of all layers.
 
-    `sizes`: the bytes of an expert, by layer, or of every expert x; `pool`: bytes; `warm`: experts of the model that are
-    cached at the start.
+    `sizes`: the bytes of an expert, by layer, or of every expert x; `pool`: bytes; `warm`: experts of the model that
+    are cached at the start.
     """
     each, room = of_every(sizes, cut), np.array([pool], np.int64)
     line = _empty(demands, cut, each, pool, forced, len(warm))

@@ -152,7 +152,9 @@ OTHER_PRECISIONS = "no least time where misses are fetched at several precisions
 BESIDE = "no least time with side buffers: they hold experts outside the cache"
 BESIDE_RESIDENTS = "no limits beside --resident, which no strategy may evict"
 BY_LINK = "no limits of pools by link; a replay has the Belady bound of these"
-BY_LAYER = "no limits of pools by layer where experts of a layer differ in bytes; a replay has the Belady bound of these"
+BY_LAYER = (
+    "no limits of pools by layer where experts of a layer differ in bytes; a replay has the Belady bound of these"
+)
 UNEVEN_BATCHES = "no least time where links read matrix by matrix experts of a layer that differ in bytes"
 OTHER_DEMAND = "no least time where routing changes the demand"
 OTHER_BYTES = "no bound for other routing where experts of one pool differ in bytes"

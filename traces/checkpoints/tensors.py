@@ -211,8 +211,8 @@ def _each(layer: int, experts: int, sizes: Sizes, name: str) -> list[int]:
     single = sizes.single[layer]
     if single and set(single) != set(range(experts)):
         raise TraceError(
-            f"{name}: MoE layer {layer} has tensors of {len(single)} experts: expected 0 to {experts - 1}; a file may be "
-            "missing, or layers have different numbers of experts, which a trace cannot have"
+            f"{name}: MoE layer {layer} has tensors of {len(single)} experts: expected 0 to {experts - 1}; a file may "
+            "be missing, or layers have different numbers of experts, which a trace cannot have"
         )
     stacked, rest = divmod(sizes.experts[layer] - sum(single.values()), experts)
     if rest:
