@@ -121,7 +121,7 @@ class RunSpec:
         Raises ConfigError for more than the tiers hold.
         """
         pairs, experts = pairs_of(self.config.warm), self.layout.geometry.experts
-        x = pairs @ (experts, 1)
+        x = pairs[:, 0] * experts + pairs[:, 1]
         pools, sizes = self._pools(x), self.most_precise[x]
         # what follows one that does not fit lies below
         held = bytes_before(pools, sizes) + sizes <= np.array(self.pools)[pools]

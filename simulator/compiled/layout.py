@@ -23,16 +23,15 @@ def record(names: str) -> np.dtype:
 
 #: Constants of a run. `listeners_*` are sets, with bit i for the i-th kind of policy; `keys_read_*` are dependencies of
 #: the eviction policy's keys, `reads_*` the reads of any hook. `pooled`: one pool, one per layer or one per link, each
-#: with `pool_rows` rows of candidates. `uneven`: experts of a layer differ in bytes, or slots are padded. `external`:
-#: the caller reports when activities end.
+#: with `pool_rows` rows of candidates. `external`: the caller reports when activities end.
 SETTING = (
-    "layers experts width precisions uneven passes pooled pool_rows sequential after_demand free_only reset_every "
+    "layers experts width precisions passes pooled pool_rows sequential after_demand free_only reset_every "
     "side_slots reach logs keeps batched weighted scored knows_future by_key queue key_scope ranks row_length "
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand reads_need renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
     "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv draft_ns has_pieces victim_ns "
-    "by_matrix has_stages matrices cpu_tier sync_ns next_pass reads_unfetched arrives external "
+    "by_matrix has_stages matrices cpu_tier sync_ns next_pass reads_unfetched arrives uneven external "
     + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: Variables of a run, in records; one chapter writes each (OWNS, tests/simulator/test_compiled_state.py). A ring is a
@@ -426,12 +425,12 @@ TWO_TIERS |= dict.fromkeys(("cpu_tier", "sync_ns", "next_pass", "n_warm_lower"),
 PLAIN = TWO_TIERS | OWN_CLOCK
 #: The caller reports when activities of compute and of one link end.
 STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}
-#: Two tiers and one link, one precision, a size per layer, contract `atomic`, every miss fetched, no listeners, no log, no
-#: cost term beyond a table.
+#: Two tiers and one link, one precision, a size per layer, contract `atomic`, every miss fetched, no listeners, no log,
+#: no cost term beyond a table.
 FROZEN = {
     **PLAIN,
     "precisions": 1,
-    "uneven": 0,
+    "uneven": 0,  # it is 1 where experts of a layer differ in bytes, or slots are padded
     "n_links": 1,
     "by_key": 1,
     **dict.fromkeys(("sequential", "side_slots", "logs", "keeps", "n_warm"), 0),

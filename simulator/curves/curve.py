@@ -198,8 +198,8 @@ def settings(
         )
     if scope == "per_layer" and geometry.bytes_by_expert:
         raise ConfigError(
-            "no curve with scope per_layer where experts of a layer differ in bytes: pools are divided by bytes, so "
-            "that no capacity is a number of experts in each; replay the capacities that matter, or count a global curve"
+            "no curve with scope per_layer where experts of a layer differ in bytes: pools are divided by bytes, and "
+            "no capacity is a number of experts in each; replay the capacities that matter, or count a global curve"
         )
     if policy not in offered(geometry, scope):
         raise ConfigError(

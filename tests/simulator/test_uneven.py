@@ -1,4 +1,4 @@
-"""Experts of one layer that differ in bytes, in exact and padded slots: engines, curves and bounds against slow models."""
+"""Experts of a layer that differ in bytes, in exact and padded slots: engines, curves, bounds against slow models."""
 
 from __future__ import annotations
 

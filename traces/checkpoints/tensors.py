@@ -240,10 +240,7 @@ def model_of_gguf(files: list[Gguf], name: str, source: str) -> KnownModel:
     mtp = read.optional("nextn_predict_layers", MOST_LAYERS) or 0
     layers = read.needed("block_count", 2 * MOST_LAYERS) - mtp
     sizes = sizes_of(tensors, name, layers)
-    experts, k = read.needed("expert_count", MOST_EXPERTS), read.needed("expert_used_count", MOST_EXPERTS)
-    if len(counts := set(read.per_layer("expert_count", layers, MOST_EXPERTS)) - {0}) > 1:
-        numbers = ", ".join(map(str, sorted(counts)))
-        raise TraceError(f"{name}: layers have different numbers of experts ({numbers}), which a trace cannot have")
+    experts, k = read.experts(layers), read.needed("expert_used_count", MOST_EXPERTS)
     shared = read.optional("expert_shared_count", MOST_EXPERTS)
     kept = Counter(_mixers(read, tensors, layers))
     kv_bytes, kv_windows = kept_by(kept.items())
@@ -336,6 +333,14 @@ class _Metadata:
             said = shown(self.architecture) or "general.architecture"
             raise TraceError(f"{self._name}: missing {said}.{key} in its metadata")
         return found
+
+    def experts(self, layers: int) -> int:
+        """Return the experts of a layer. Raises TraceError where layers have different numbers of them."""
+        counts = sorted(set(self.per_layer("expert_count", layers, MOST_EXPERTS)) - {0})
+        if len(counts) > 1:
+            said = f"layers have different numbers of experts ({', '.join(map(str, counts))})"
+            raise TraceError(f"{self._name}: {said}, which a trace cannot have")
+        return self.needed("expert_count", MOST_EXPERTS)
 
     def strange(self) -> list[str]:
         """Return what the sizes assume where the architecture or a key of its attention is not known."""

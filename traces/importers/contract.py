@@ -272,9 +272,9 @@ def _sizes(shape: Shape, base: Geometry | None, options: Options, named: float |
         raise TraceError(
             f"{source} has {shape.layers} layers, --expert-bytes {len(given)} values: pass one value, or one per layer"
         )
-    if given and isinstance(given[0], tuple):
-        return tuple(max(row, default=0) for row in given if isinstance(row, tuple))
-    sizes = given or shape.expert_bytes or (base and base.bytes_at(options.expert_bits or named or base.expert_bits))
+    if given:
+        return tuple(max(each, default=0) if isinstance(each, tuple) else each for each in given)
+    sizes = shape.expert_bytes or (base and base.bytes_at(options.expert_bits or named or base.expert_bits))
     if sizes is not None:
         return sizes
     wanted = (shape.layers, shape.experts or shape.highest_id + 1, shape.k)
