@@ -221,6 +221,17 @@ def test_slots_have_the_bytes_of_the_largest_expert_of_their_pool() -> None:
         assert parse_capacity(text, slots, "global", (slots.expert_bytes,)).total == held
 
 
+def test_slots_of_a_file_of_two_formats_take_what_its_engine_took() -> None:
+    # FreeToken issue 194: 39 layers of 5.0625 MiB in Q4_K and 8 of 18 MiB in BF16, 256 experts each; 85.359375 GiB, and
+    # 211.5 padded to the largest. Its cache of 298 slots is one of 298 experts here, less than a token's 470.
+    geometry = sizes(47, 256, 10, [18 << 20] * 8 + [5_308_416] * 39)
+    slots = padded(geometry, "global")
+    assert (geometry.total_bytes / 2**30, slots.total_bytes / 2**30) == (85.359375, 211.5)
+    found = parse_capacity("298experts", slots, "global", (slots.expert_bytes,))
+    assert (found.total, found.token_cycles) == (298 * 18 << 20, 298 / 470)
+    assert padded(geometry, "per_layer") == geometry  # a pool of each layer wastes nothing
+
+
 # -- refusals, and settings beside
 
 

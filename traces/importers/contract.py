@@ -402,5 +402,7 @@ def size_line(geometry: Geometry) -> str:
     """Describe the experts' size, which decides every time of a replay."""
     total = geometry.total_bytes
     mean = total / (geometry.layers * geometry.experts)
-    each = f"{mean / 2**20:.4g} MiB at {geometry.expert_bits:g} bits"
+    sizes = [size / 2**20 for size in geometry.rows.sizes]
+    differ = f" on average, {min(sizes):.4g} to {max(sizes):.4g}," if geometry.bytes_by_expert else ""
+    each = f"{mean / 2**20:.4g} MiB{differ} at {geometry.expert_bits:g} bits"
     return f"an expert has {each}, all have {total / 2**30:.4g} GiB; override with --expert-bits or --expert-bytes"
