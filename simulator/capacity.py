@@ -181,18 +181,21 @@ def dense_size(text: str) -> int:
     return int(size)
 
 
-def surplus(capacity: Capacity, geometry: Geometry, sizes: Sequence[int], homes: Sequence[int] = ()) -> str | None:
+def surplus(capacity: Capacity, geometry: Geometry, taken: np.ndarray, homes: Sequence[int] = ()) -> str | None:
     """Return the warning for a capacity that holds all copies at every precision, or None.
 
-    `sizes`: the bytes that all copies of every expert x take; `homes` as in `parse_capacity`.
+    `taken`: the bytes of every copy in its pool, those of an expert in sequence; `homes` as in `parse_capacity`.
     """
-    layers = [x // geometry.experts for x in range(len(sizes))]
-    each = [sum(of) for of in at_homes(homes or layers, sizes)]
-    needed = each if len(capacity.pools) > 1 else [sum(each)]
+    if homes:
+        of, pools = taken.reshape(len(homes), -1), np.array(homes)
+        needed = [int(of[pools == pool].sum()) for pool in range(len(capacity.pools))]
+    else:
+        needed = taken.reshape(len(capacity.pools), -1).sum(1).tolist()
     if capacity.total <= sum(needed) or any(pool < need for pool, need in zip(capacity.pools, needed, strict=True)):
         return None
     every = f"all {geometry.layers * geometry.experts:,} experts"
-    return f"capacity is {capacity.total / sum(needed):.4g} times {every}: everything fits and nothing is ever evicted"
+    times = f"{capacity.total / sum(needed):.4g} times"
+    return f"capacity is {times} {every}: everything fits and nothing is ever evicted"
 
 
 def cliff(

@@ -84,8 +84,7 @@ class Plan:
         """Warning for a capacity that holds all copies, or None."""
         geometry = self.layout.geometry
         homes = _homes_of_pools(self.config, self.machine, geometry)
-        taken = self.layout.taken.reshape(-1, self.layout.precisions).sum(1).tolist()
-        return surplus(self.capacity, geometry, taken, homes)
+        return surplus(self.capacity, geometry, self.layout.taken, homes)
 
     def _edited(self) -> str | None:
         """Return a warning if values differ from the platform's calibration."""
@@ -154,8 +153,8 @@ class Plan:
         name = "" if self.origin.synthetic or self.origin.model == UNNAMED else self.origin.model
         model = recognised(name)
         name = model.name if model else name
-        copies = self.layout.own_bytes.reshape(-1, self.layout.precisions).T.tolist()
-        own, *converted = (sum(sizes) / len(sizes) for sizes in (self.layout.geometry.rows.bytes.tolist(), *copies))
+        copies = self.layout.own_bytes.reshape(-1, self.layout.precisions).sum(0).tolist()
+        own, *converted = (of / self.layout.experts for of in (self.layout.geometry.total_bytes, *copies))
         return (
             about.unlike(name, self._times.dense.read)
             or about.unlike_experts(name, own, converted)
