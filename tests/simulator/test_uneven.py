@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,10 @@ from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.limits.limits import limits
 from moereplay.simulator.replay import plan_for, replay
-from moereplay.traces.schema import Geometry, Trace, TraceError
+from moereplay.traces.geometry import known_models
+from moereplay.traces.routing import named
+from moereplay.traces.schema import Geometry, Trace, TraceError, memory_trace
+from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.every import every
 from tests.kit.search import searched
@@ -230,6 +234,43 @@ def test_slots_of_a_file_of_two_formats_take_what_its_engine_took() -> None:
     found = parse_capacity("298experts", slots, "global", (slots.expert_bytes,))
     assert (found.total, found.token_cycles) == (298 * 18 << 20, 298 / 470)
     assert padded(geometry, "per_layer") == geometry  # a pool of each layer wastes nothing
+
+
+ARMS = ("independent", "used more is smaller", "used more is larger")
+
+
+@pytest.mark.slow
+def test_sizes_move_the_crossing_of_lru_and_lfu_as_published() -> None:
+    # colibri pull request 1092: of Kimi-Linear's experts, the same sizes are given to other experts. The share of the
+    # working set's bytes from which LFU misses less than LRU moved by +.2, -27.9 and +10.6 points against one size.
+    # Here half have half the bytes, under the model's fitted routing: -1, -22 and +17 points.
+    known = known_models()["kimi-linear-48b-a3b"].geometry
+    drawn = {"kind": "fitted", "like": named("kimi-linear-48b-a3b"), "geometry": known, "logits": False}
+    trace = synthesise(Synthetic(**drawn, prompt_tokens=1, decode_tokens=300))
+    dice, every = np.random.default_rng(1), trace.read("chosen").swapaxes(0, 1)
+    counts = np.array([np.bincount(ids.ravel(), minlength=known.experts) for ids in every])
+    orders = (None, dice.permuted(np.argsort(counts), axis=1), np.argsort(-counts), np.argsort(counts))
+    half, crossings = known.experts // 2, list[float]()
+    for order in orders:
+        table = np.full(counts.shape, 3 << 18)
+        if order is not None:  # the first half of an order is small
+            np.put_along_axis(table, order[:, :half], 1 << 19, axis=1)
+            np.put_along_axis(table, order[:, half:], 1 << 20, axis=1)
+        crossings.append(_crossing(trace, table, int(table[counts > 0].sum())))
+    moved = dict(zip(ARMS, (each - crossings[0] for each in crossings[1:]), strict=True))
+    assert abs(moved["independent"]) < 3 and moved["used more is smaller"] < -15 and moved["used more is larger"] > 8
+
+
+def _crossing(trace: Trace, table: np.ndarray, working_set: int) -> float:
+    """The share of the working set, in %, from which LFU has more hits than LRU."""
+    header = trace.header.model_copy(update={"geometry": trace.geometry.sized(table.tolist())})
+    sized, shares, found = memory_trace(header, [trace.request(0)]), range(40, 96, 5), list[int]()
+    for share in shares:
+        how = {"capacity": f"{working_set * share // 100}B", "passes": "token"}
+        lru, lfu = (replay(sized, configure(eviction=each, **how)).totals["hits"] for each in ("lru", "lfu"))
+        found.append(lfu - lru)
+    at = next(n for n, more in enumerate(found) if more > 0)
+    return shares[at] - 5 * found[at] / (found[at] - found[at - 1])
 
 
 # -- refusals, and settings beside
