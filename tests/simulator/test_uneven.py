@@ -55,6 +55,10 @@ def test_worked_example() -> None:
     assert spans == [(2, 1), (2, 2), (2, 3), (6, 0), (2, 3)]
 
 
+def by_expert(geometry: Geometry) -> dict[Expert, int]:
+    return {divmod(x, geometry.experts): size for x, size in enumerate(geometry.rows.bytes.tolist())}
+
+
 # -- a slow obvious model: a list of residents, the next victim first
 
 
@@ -89,8 +93,8 @@ def test_engines_equal_the_obvious_model(eviction: str, slots: str) -> None:
             [[dice.randint(1, 6) for _ in range(experts)] for _ in range(layers)]
         )
         rows = [[[dice.randrange(experts)] for _ in range(layers)] for _ in range(dice.randint(4, 12))]
-        each = {divmod(x, experts): size for x, size in enumerate(geometry.rows.bytes.tolist())}
-        slot = each if slots == "exact" else dict.fromkeys(each, max(each.values()))
+        each = by_expert(geometry)
+        slot = each if slots == "exact" else by_expert(padded(geometry, "global"))
         pool = dice.randint(max(slot.values()), sum(slot.values()))
         found = replay_lists(
             ListSource(geometry, [Prompted(tokens(*rows), 0)]), pool, machine(), slots=slots, eviction=eviction
@@ -109,10 +113,6 @@ def uneven(trace: Trace, dice: random.Random, most: int = 5) -> Trace:
     geometry = trace.geometry
     table = [[dice.randint(1, most) for _ in range(geometry.experts)] for _ in range(geometry.layers)]
     return replace(trace, header=trace.header.model_copy(update={"geometry": geometry.sized(table)}))
-
-
-def by_expert(geometry: Geometry) -> dict[Expert, int]:
-    return {divmod(x, geometry.experts): size for x, size in enumerate(geometry.rows.bytes.tolist())}
 
 
 @pytest.mark.slow
@@ -176,11 +176,12 @@ def test_lru_equals_the_replays_at_every_byte_of_capacity(scenario: Scenario, se
 
 def test_curves_that_unequal_experts_do_not_have_are_refused_with_what_to_run() -> None:
     trace = uneven(trace_of([[[0], [1]]], experts=3), random.Random(1))
-    for how, said in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"policy": "lru", "scope": "per_layer"}, "replay the capacities that matter, or count a global curve"),
         ({"policy": "belady"}, "not a stack algorithm"),
         ({"policy": "relaxed_belady"}, "pass capacities="),
-    ):
+    )
+    for how, said in refused:
         with pytest.raises(ConfigError, match=said):
             curve(trace, **how)
 
