@@ -104,6 +104,10 @@ class Times:
         return tuple(known or half_even(size * 8 * bits.denominator, bits.numerator) for size in sizes)
 
     @cached_property
+    def _formats(self) -> tuple[str, ...]:
+        return tuple(self._geometry.weight_format if tier == self._rows.sizes else "" for tier in self._tiers)
+
+    @cached_property
     def _dense_params(self) -> tuple[tuple[int, ...], int]:
         return params_of(self._geometry)
 
@@ -321,9 +325,7 @@ class Times:
 
     def weights(self, row: int, precision: int) -> Weights:
         """Return all of a copy that its compute time follows from; its format is known at the stored precision only."""
-        stored = self._tiers[precision] == self._rows.sizes
-        of = self._geometry.weight_format if stored else ""
-        return self._params[row], self._tiers[precision][row], of
+        return self._params[row], self._tiers[precision][row], self._formats[precision]
 
     def _share(self, contended: bool) -> float:
         return self._left.compute if contended else 1

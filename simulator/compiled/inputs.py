@@ -286,8 +286,9 @@ def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, n
     layers = range(layout.geometry.layers)
     copies = [(row, p) for row in range(len(layout.tiers[0])) for p in range(layout.precisions)]
     weights = [times.weights(*copy) for copy in copies]
+    first = dict(zip(reversed(weights), reversed(copies), strict=True))
     rows = {each: row for row, each in enumerate(dict.fromkeys(weights))}
-    kinds = [copies[weights.index(each)] for each in rows]
+    kinds = [first[each] for each in rows]
     slow = times.slows_compute
     experts = _per_tokens(times.expert_ns, kinds, tokens)
     return (
