@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from moereplay.analysis.tables import table
 from moereplay.results.remarks import assumptions
-from moereplay.traces.schema import Trace
+from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.summary import LayerSummary, Summary, synthetic
 from moereplay.traces.texts import counted
 from moereplay.traces.validator import Finding
+
+MOST_SIZES = 4  #: of experts, that are listed
 
 
 def document(trace: Trace, summary: Summary, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -41,6 +44,7 @@ def _heading(trace: Trace, summary: Summary) -> list[str]:
     return [
         f"{provenance.model}: {geometry.layers} MoE layers, top-{geometry.k} of {geometry.experts} experts, "
         f"{summary.bytes_of_experts / 2**30:,.2f} GiB of experts at {geometry.expert_bits:g} bits",
+        *_each(geometry),
         f"{counted(summary.requests, 'request')}, {counted(summary.tokens, 'token')} "
         f"({summary.prompt_tokens:,} of prompts){state}",
         f"holds {', '.join(summary.capabilities)}; digest {trace.digest[:16]}",
@@ -49,6 +53,17 @@ def _heading(trace: Trace, summary: Summary) -> list[str]:
         *(f"note: {note}" for note in provenance.notes),
         "",
     ]
+
+
+def _each(geometry: Geometry) -> list[str]:
+    """Return the sizes of an expert where they differ, and what slots of the largest would take."""
+    sizes = Counter(geometry.rows.bytes.tolist())
+    if len(sizes) == 1:
+        return []
+    each = ", ".join(f"{many:,} of {bytes_ / 2**20:.4g} MiB" for bytes_, many in sorted(sizes.items())[:MOST_SIZES])
+    more = f", ... ({len(sizes)} sizes)" if len(sizes) > MOST_SIZES else ""
+    padded = max(sizes) * geometry.layers * geometry.experts / 2**30
+    return [f"experts: {each}{more}; {padded:,.2f} GiB in slots of the largest"]
 
 
 def _drafts(trace: Trace) -> list[str]:

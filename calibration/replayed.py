@@ -67,6 +67,7 @@ def _present(folder: Path, named: str) -> Path | None:
 def replayed(platform: Platform, run: Run, routing: Path) -> Replayed:
     """Replay the run's routing on the platform. Raises RefusalError, TraceError or ConfigError."""
     trace = _trace(routing, run)
+    trace.geometry.refuse_uneven("a comparison with measured runs")
     with TemporaryDirectory() as folder:
         machine = Path(folder) / "machine.toml"
         machine.write_text(as_toml(as_run(platform, run)), "utf-8")

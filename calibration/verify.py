@@ -179,6 +179,7 @@ class Verifier:
     """Replays one trace under a preset, or under llama.cpp's rules, for runs of an engine."""
 
     def __init__(self, trace: Trace, name: str = LLAMA_CPP) -> None:
+        trace.geometry.refuse_uneven("verify")
         self.trace, self._name, self._known = trace, name, {}
         self._settings = preset(name).values()
         self._experts = sum(trace.geometry.expert_bytes) * trace.geometry.experts

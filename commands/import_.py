@@ -45,7 +45,10 @@ class Sizes(NamedTuple):
     ] = None
     expert_bytes: Annotated[
         str | None,
-        typer.Option(help="Size of one expert: bytes, 600MB or 1.5GiB; or one size per layer, separated by `/`."),
+        typer.Option(
+            help="Size of one expert: bytes, 600MB or 1.5GiB; one size per layer, separated by `/`; or FILE.json, a "
+            "list of the layers' lists of bytes."
+        ),
     ] = None
     expert_bits: Annotated[
         str, typer.Option(help="Precision of the experts: bits such as 4.85, or a format such as Q4_K_M.")
@@ -192,10 +195,15 @@ def _axes(text: str | None) -> Order | None:
     return text
 
 
-def _sizes(text: str | None) -> int | tuple[int, ...] | None:
-    """Parse expert sizes: one, or one per layer. Raises ConfigError."""
+def _sizes(text: str | None) -> int | tuple[int, ...] | tuple[tuple[int, ...], ...] | None:
+    """Parse expert sizes: one, one per layer, or a file with those of every expert. Raises ConfigError."""
     if text is None:
         return None
+    if text.endswith(SUFFIX):
+        rows = options.listed("--expert-bytes", Path(text), "lists of bytes, one per layer")
+        if not rows or not isinstance(rows, list) or not all(isinstance(row, list) and row for row in rows):
+            raise ConfigError(f"invalid --expert-bytes {text}: expected a JSON list of lists of bytes, one per layer")
+        return tuple(map(tuple, rows))
     sizes = tuple(_size(part.strip()) for part in text.split("/"))
     return sizes[0] if len(sizes) == 1 else sizes
 

@@ -108,7 +108,7 @@ BY_HEADING = {
     "first_pass passes_shown",
     "Sampling": "max_new_tokens temperature top_p top_k",
     "Policies": "preset eviction prefetch miss routing policy_file profile sets study top_m top_j mass min_mass_kept",
-    "Cache": "capacity divide scope contract reset warm resident prefetch_at prefetch_admission memory vram ram "
+    "Cache": "capacity divide scope slots contract reset warm resident prefetch_at prefetch_admission memory vram ram "
     "positions kv_bits runtime",
     "Machine": "platform dense dense_bits device slow_tier throttle threads eager decisions base lanes serial layers",
     "Model": "model device_map dtype quantise quantiser revision expert_bytes expert_bits matrices quant k",
@@ -229,11 +229,16 @@ def refuse_both(**given: str) -> None:
 
 def named_experts(option: str, path: Path | None) -> Any:
     """Read the list of experts that an option names. Raises ConfigError if the file is not JSON."""
+    return listed(option, path, "[layer, expert]") if path else ()
+
+
+def listed(option: str, path: Path, of: str) -> Any:
+    """Read the JSON list that an option names. Raises ConfigError if the file is not JSON."""
     try:
-        return from_json(content(path)) if path else ()
+        return from_json(content(path))
     except (OSError, DocumentError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{option} {path}: {reason}: expected a JSON list of [layer, expert]") from None
+        raise ConfigError(f"{option} {path}: {reason}: expected a JSON list of {of}") from None
 
 
 def check_events(path: Path | None) -> None:
@@ -348,6 +353,7 @@ GIVEN = (
     "platform",
     "contract",
     "scope",
+    "slots",
     "passes",
     "draft",
     "reset",

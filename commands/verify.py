@@ -134,7 +134,8 @@ def _of_file(trace: Trace, file: GgufModel) -> Trace:
             raise RecordError(f"{file.path.name} is another model: it has {has}")
     if trace.header.provenance.source_sha256 != file.sha256:
         say(f"the trace was not recorded from {file.path.name}, whose routing may differ")
-    geometry = mine.model_copy(update={"expert_bytes": its.expert_bytes, "expert_bits": its.expert_bits})
+    stored = {name: getattr(its, name) for name in ("expert_bytes", "bytes_by_expert", "expert_bits")}
+    geometry = mine.model_copy(update=stored)
     return replace(trace, header=trace.header.model_copy(update={"geometry": geometry}))
 
 

@@ -88,7 +88,7 @@ EXPERT = np.dtype([(name, np.int64) for name in EXPERT_COLUMNS], align=True)
 COPY_COLUMNS = {
     # 24 bytes without padding: every access reads a row, and half a line of the processor's cache holds it
     "entered": (np.int64, "order in which it last entered its pool, or a side buffer while it is there"),
-    "bytes": (np.int64, "its size"),
+    "bytes": (np.int64, "what it takes of its pool"),
     "pool": (np.int32, "number of its pool"),
     "state": (np.int8, "ABSENT, QUEUED, IN_FLIGHT or RESIDENT"),
     "protected": (np.int8, "1 while it may not be a victim"),

@@ -56,6 +56,13 @@ SETTINGS = (
         ("global", "per_layer", "per_link"),
     ),
     Setting(
+        "slots",
+        "exact",
+        "Bytes that an expert takes of its pool: its own (exact), or those of the pool's largest (padded).",
+        ("exact", "padded"),
+        added=True,
+    ),
+    Setting(
         "passes",
         "recorded",
         "Tokens per forward pass: recorded, token, chunk:N, decode:N (decode from position N), batch:N (N requests), "
@@ -143,7 +150,7 @@ OF_CACHE = (*KINDS, "capacity", "scope", "warm", "profile")
 #: Settings that a curve of misses depends on, in the order of its columns.
 OF_CURVES = ("scope", "contract", "passes", "draft", "reset")
 #: Settings that `moereplay bounds` takes, in the order of its columns.
-OF_BOUNDS = ("capacity", "eviction", "miss", "platform", "contract", "scope", "passes", "draft", "reset")
+OF_BOUNDS = ("capacity", "eviction", "miss", "platform", "contract", "scope", "slots", "passes", "draft", "reset")
 OF_BOUNDS += ("dense", "dense_bits", "seed")
 #: Facts and settings that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")

@@ -21,14 +21,15 @@ from moereplay.policies.grammar import at_most, note, parse
 from moereplay.policies.hooks import given_by
 from moereplay.results.serving import shortened
 from moereplay.results.settings import KINDS
-from moereplay.simulator.capacity import Listed
+from moereplay.simulator.capacity import Listed, padded
 from moereplay.simulator.config import SEMANTICS_VERSION, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import Plan, plan
+from moereplay.simulator.times import homes_of
 from moereplay.traces.drafts import OFF
 from moereplay.traces.passes import schedule, slots_of
-from moereplay.traces.schema import Trace, canonical
+from moereplay.traces.schema import Geometry, Trace, canonical
 from moereplay.traces.texts import counted, whole
 from moereplay.traces.units import GB
 
@@ -55,9 +56,10 @@ class Bound:
     slots: tuple[int, ...]  #: experts that fit each pool; where they differ in bytes, as if all had the fewest
     warm: tuple[tuple[int, int], ...]
     pool: int = 0  #: bytes, of one pool of experts that differ in bytes
-    sizes: tuple[int, ...] = ()  #: their bytes, by layer; empty if the experts of each pool have equal bytes
+    #: Their bytes, by layer, or of every expert where those of a layer differ; empty if those of each pool are equal
+    sizes: tuple[int, ...] = ()
     resident: tuple[tuple[int, int], ...] = ()  #: experts outside the pools, which always hit
-    parts: tuple[Bound, ...] = ()  #: with scope `per_link` the bound of each link's pool, the other experts outside it
+    parts: tuple[Bound, ...] = ()  #: of pools that are counted alone, the other experts outside each
 
     def identity(self, trace: Trace) -> str:
         """Return a hash of everything that the count depends on."""
@@ -94,10 +96,17 @@ def judge(trace: Trace, config: ReplayConfig) -> Judged:
 
 
 def _bound(ready: Plan, admission: str) -> Bound:
-    spec, sizes = ready.spec(log=False), ready.layout.tiers[0]
-    if ready.config.scope == "per_link" and admission:
-        return _by_link(ready, admission, spec)
+    spec, held = ready.spec(log=False), ready.layout.slots or ready.layout.geometry
+    sizes = bytes_of(held) if ready.layout.slots or held.bytes_by_expert else ready.layout.tiers[0]
+    apart = ready.config.scope == "per_link" or (ready.config.scope == "per_layer" and held.bytes_by_expert)
+    if apart and admission:
+        return _by_pool(ready, admission, spec, sizes)
     return replace(_beside(ready.config, _warm(spec), admission, spec.pools, sizes), resident=ready.resident)
+
+
+def bytes_of(geometry: Geometry) -> tuple[int, ...]:
+    """Return the bytes of an expert by layer, or of every expert where those of a layer differ."""
+    return tuple(geometry.rows.bytes.tolist()) if geometry.bytes_by_expert else geometry.expert_bytes
 
 
 def _warm(spec: RunSpec) -> Listed:
@@ -105,20 +114,21 @@ def _warm(spec: RunSpec) -> Listed:
     return tuple(divmod(x, spec.layout.geometry.experts) for x in spec.start[0].tolist())
 
 
-def _by_link(ready: Plan, admission: str, spec: RunSpec) -> Bound:
-    """Return the bound of pools by link. They share no expert, so each is counted alone."""
-    experts, sizes, parts = ready.layout.geometry.experts, ready.layout.tiers[0], list[Bound]()
+def _by_pool(ready: Plan, admission: str, spec: RunSpec, sizes: tuple[int, ...]) -> Bound:
+    """Return the bound of pools that share no expert, each counted alone."""
+    experts, parts = ready.layout.geometry.experts, list[Bound]()
+    each_of = len(spec.pool_of) // len(sizes)  # experts with one entry of `sizes`
     how = (admission, ready.config.schedule, ready.config.reset)
     for link, pool in enumerate(spec.pools):
         others = {divmod(x, experts) for x, home in enumerate(spec.pool_of) if home != link}
-        each = sorted({sizes[x // experts] for x, home in enumerate(spec.pool_of) if home == link})
+        each = sorted({sizes[x // each_of] for x, home in enumerate(spec.pool_of) if home == link})
         if not each:
             continue
         warm = tuple(pair for pair in _warm(spec) if pair not in others)
         part = Bound(*how, "global", ready.config.contract, (pool // each[0],), warm)
         part = replace(part, pool=pool, sizes=sizes) if len(each) > 1 else part
         parts.append(replace(part, resident=tuple(sorted(others | set(ready.resident)))))
-    return Bound(*how, "per_link", ready.config.contract, (), _warm(spec), parts=tuple(parts))
+    return Bound(*how, ready.config.scope, ready.config.contract, (), _warm(spec), parts=tuple(parts))
 
 
 def _beside(
@@ -271,6 +281,7 @@ def _reasons(trace: Trace, config: ReplayConfig) -> Iterator[tuple[str, str]]:
         "draft": lambda: _draft(trace, config),
         "reset": lambda: _reset(trace, config),
         "scope": lambda: _one_pool(trace, config),
+        "slots": lambda: _slots(trace, config),
         "prefetch": lambda: _one_layer(trace) if chosen.prefetch.policy.suggest else "",
         "prefetch_at": lambda: _prefetch_at(config, chosen),
         "prefetch_admission": lambda: _admission(config, chosen),
@@ -289,6 +300,15 @@ def _one_pool(trace: Trace, config: ReplayConfig) -> str:
     if config.scope == "per_link":
         return "the platform has one link" if len(platform(config.platform).links) == 1 else ""
     return _one_layer(trace) if config.scope == "per_layer" else ""
+
+
+def _slots(trace: Trace, config: ReplayConfig) -> str:
+    """Return why padded slots take what exact ones do, or an empty string."""
+    if config.slots == "exact":
+        return ""
+    homes = homes_of(platform(config.platform), trace.geometry) if config.scope == "per_link" else ()
+    alike = padded(trace.geometry, config.scope, homes) == trace.geometry
+    return "the experts of a pool have equal bytes" if alike else ""
 
 
 def _passes(trace: Trace, passes: str, arrive: bool) -> str:

@@ -72,15 +72,15 @@ def parse_capacity(
     total = sum(listed) or _total(text, geometry)
     if total > MOST_BYTES:
         raise ConfigError(f"capacity {text} is more than 2**62 bytes; all experts of a trace are less than 2**60")
-    share = max(0, total - reserved) / _all_bytes(geometry.expert_bytes, geometry)
+    share = max(0, total - reserved) / geometry.total_bytes
     if scope == "per_layer":
-        pools = listed or tuple(int(share * geometry.experts * size) for size in geometry.expert_bytes)
+        pools = listed or tuple(int(share * size) for size in geometry.layer_bytes)
         largest = tiers[0]
     elif scope == "per_link":
-        pools = tuple(int(share * sum(sizes)) for sizes in at_homes(homes, geometry.expert_bytes))
-        largest = tuple(max(sizes, default=0) for sizes in at_homes(homes, tiers[0]))
+        pools = tuple(int(share * sum(sizes)) for sizes in at_homes(homes, geometry.rows.bytes.tolist()))
+        largest = tuple(max(sizes, default=0) for sizes in at_homes(homes, _of_every(tiers[0], geometry)))
     else:
-        pools = (int(share * _all_bytes(geometry.expert_bytes, geometry)),)
+        pools = (int(share * geometry.total_bytes),)
         largest = (max(tiers[0]),)
     for index, (pool, most) in enumerate(zip(pools, largest, strict=True)):
         if pool < most:
@@ -93,10 +93,10 @@ def parse_capacity(
 
 
 def at_homes(homes: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    """Return the bytes of the experts at each link; `sizes` are those of an expert by layer."""
+    """Return the bytes of the experts at each link; `sizes` are those of every expert x."""
     found: list[list[int]] = [[] for _ in range(max(homes) + 1)]
-    for x, home in enumerate(homes):
-        found[home].append(sizes[x * len(sizes) // len(homes)])
+    for each, home in zip(sizes, homes, strict=True):
+        found[home].append(each)
     return found
 
 
@@ -117,9 +117,32 @@ def _pools_listed(text: str, geometry: Geometry, scope: str, reserved: int) -> t
         raise ConfigError(
             f"capacity {text} has {len(counts)} layers, the model has {geometry.layers}; list a number for each"
         )
+    if geometry.bytes_by_expert:
+        raise ConfigError(
+            f"capacity {text} counts experts, and those of a layer differ in bytes; pass --slots padded, or a total"
+        )
     if reserved:
         raise ConfigError(f"capacity {text} leaves side buffers no bytes: choose count=beside, or a total such as 25%")
     return tuple(int(count) * size for count, size in zip(counts, geometry.expert_bytes, strict=True))
+
+
+def _of_every(sizes: Sequence[int], geometry: Geometry) -> list[int]:
+    """Return the bytes of every expert x, given those by layer; the expert's own where they differ."""
+    if geometry.bytes_by_expert:
+        return geometry.rows.bytes.tolist()
+    return [size for size in sizes for _ in range(geometry.experts)]
+
+
+def padded(geometry: Geometry, scope: str, homes: Sequence[int] = ()) -> Geometry:
+    """Return the geometry as slots hold it that all have the bytes of their pool's largest expert.
+
+    `homes` as in `parse_capacity`.
+    """
+    each, many = geometry.rows.bytes, geometry.layers * geometry.experts
+    pool_of = np.array(homes) if homes else np.arange(many) // geometry.experts * (scope == "per_layer")
+    largest = np.zeros(pool_of.max() + 1, np.int64)
+    np.maximum.at(largest, pool_of, each)
+    return geometry.sized(largest[pool_of].reshape(-1, geometry.experts).tolist())
 
 
 def check_readable(text: str) -> None:
@@ -131,15 +154,16 @@ def check_readable(text: str) -> None:
 def _described(
     pools: tuple[int, ...], geometry: Geometry, sizes: tuple[int, ...], per_token: tuple[float, ...]
 ) -> Capacity:
-    total, stored = sum(pools), _all_bytes(geometry.expert_bytes, geometry)
-    mean = _all_bytes(sizes, geometry) / (geometry.layers * geometry.experts)
+    total, stored = sum(pools), geometry.total_bytes
+    each = geometry.mean_bytes if geometry.bytes_by_expert else sizes
+    mean = sum(each) / geometry.layers
     return Capacity(
         pools=pools,
         total=total,
         percent_stored=100 * total / stored,
         experts_of_layer=geometry.experts,
         per_layer=total / mean / geometry.layers,
-        token_cycles=total / _token_bytes(geometry, sizes, per_token),
+        token_cycles=total / _token_bytes(geometry, each, per_token),
     )
 
 
@@ -147,7 +171,7 @@ def _differs(geometry: Geometry, per_token: tuple[float, ...]) -> bool:
     return any(count != geometry.k for count in per_token)
 
 
-def _token_bytes(geometry: Geometry, sizes: tuple[int, ...], per_token: tuple[float, ...]) -> float:
+def _token_bytes(geometry: Geometry, sizes: Sequence[float], per_token: tuple[float, ...]) -> float:
     """Return the bytes that one token demands over all layers."""
     if not _differs(geometry, per_token):
         return sum(sizes) * geometry.k
@@ -162,13 +186,14 @@ def _total(text: str, geometry: Geometry) -> Fraction:
         bits = float(match[2]) if match[2] else geometry.expert_bits
         if bits <= 0:
             raise ConfigError(f"capacity {text!r}: bits must be positive")
-        return Fraction(match[1]) / 100 * _all_bytes(geometry.bytes_at(bits), geometry)
+        stored = geometry.experts * sum(geometry.bytes_at(bits))
+        return Fraction(match[1]) / 100 * (geometry.total_bytes if bits == geometry.expert_bits else stored)
     if (size := parse_size(text)) is not None:
         return size
     if match := re.fullmatch(rf"{NUMBER}\s*experts?", text):
-        return Fraction(match[1]) * _all_bytes(geometry.expert_bytes, geometry) / (geometry.layers * geometry.experts)
+        return Fraction(match[1]) * geometry.total_bytes / (geometry.layers * geometry.experts)
     if match := re.fullmatch(rf"{NUMBER}/layer", text):
-        return Fraction(match[1]) * sum(geometry.expert_bytes)
+        return Fraction(match[1]) * geometry.total_bytes / geometry.experts
     raise ConfigError(f"invalid capacity {text!r}: expected {FORMS}")
 
 
@@ -186,24 +211,21 @@ def dense_size(text: str) -> int:
     return int(size)
 
 
-def _all_bytes(sizes: tuple[int, ...], geometry: Geometry) -> int:
-    return geometry.experts * sum(sizes)
-
-
-def surplus(
-    capacity: Capacity, geometry: Geometry, tiers: tuple[tuple[int, ...], ...], homes: Sequence[int] = ()
-) -> str | None:
+def surplus(capacity: Capacity, geometry: Geometry, taken: np.ndarray, homes: Sequence[int] = ()) -> str | None:
     """Return the warning for a capacity that holds all copies at every precision, or None.
 
-    `homes` as in `parse_capacity`.
+    `taken`: the bytes of every copy in its pool, those of an expert in sequence; `homes` as in `parse_capacity`.
     """
-    copies = [sum(sizes) for sizes in zip(*tiers, strict=True)]
-    each = [sum(sizes) for sizes in at_homes(homes, copies)] if homes else [geometry.experts * size for size in copies]
-    needed = each if len(capacity.pools) > 1 else [sum(each)]
+    if homes:
+        of, pools = taken.reshape(len(homes), -1), np.array(homes)
+        needed = [int(of[pools == pool].sum()) for pool in range(len(capacity.pools))]
+    else:
+        needed = taken.reshape(len(capacity.pools), -1).sum(1).tolist()
     if capacity.total <= sum(needed) or any(pool < need for pool, need in zip(capacity.pools, needed, strict=True)):
         return None
     every = f"all {geometry.layers * geometry.experts:,} experts"
-    return f"capacity is {capacity.total / sum(needed):.4g} times {every}: everything fits and nothing is ever evicted"
+    times = f"{capacity.total / sum(needed):.4g} times"
+    return f"capacity is {times} {every}: everything fits and nothing is ever evicted"
 
 
 def cliff(
@@ -414,22 +436,22 @@ def check_experts(option: str, listed: Listed, geometry: Geometry) -> None:
 
 
 def room(
-    pools: Sequence[int], pool_of: Sequence[int], sizes: Sequence[int], listed: Listed, fetches: bool
+    pools: Sequence[int], pool_of: Sequence[int], sizes: Sequence[int], experts: int, listed: Listed, fetches: bool
 ) -> tuple[int, ...]:
     """Return the bytes that residents leave of each pool.
 
-    `pool_of` has the pool of every expert x, `sizes` the bytes of an expert by layer; `fetches`: a miss may have to be
-    fetched. Raises ConfigError if the residents do not fit, or if no other expert of the pool fits beside them.
+    `pool_of` has the pool of every expert x, `sizes` its bytes there; a layer has `experts`; `fetches`: a miss may have
+    to be fetched. Raises ConfigError if the residents do not fit, or if no other expert of the pool fits beside them.
     """
     if not listed:
         return tuple(pools)
-    experts, left, there = len(pool_of) // len(sizes), list(pools), set(listed)
-    for layer, expert in listed:
-        left[pool_of[layer * experts + expert]] -= sizes[layer]
+    left, there = list(pools), {layer * experts + expert for layer, expert in listed}
+    for x in there:
+        left[pool_of[x]] -= sizes[x]
     largest = [0] * len(left)
     for x, pool in enumerate(pool_of):
-        if divmod(x, experts) not in there:
-            largest[pool] = max(largest[pool], sizes[x // experts])
+        if x not in there:
+            largest[pool] = max(largest[pool], sizes[x])
     for pool, (given, free, most) in enumerate(zip(pools, left, largest, strict=True)):
         if free < 0:
             raise ConfigError(

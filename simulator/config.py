@@ -76,6 +76,7 @@ class ReplayConfig(Frozen):
     platform: str = "a100-5gbps"
     contract: Literal["atomic", "sequential"] = "atomic"
     scope: Literal["global", "per_layer", "per_link"] = "global"
+    slots: Literal["exact", "padded"] = "exact"
     passes: str = "recorded"
     arrivals: str = "all"
     draft: str = OFF

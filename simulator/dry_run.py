@@ -104,12 +104,13 @@ def _tight(short: Trace, spec: RunSpec) -> tuple[int, ...]:
     """Return pool sizes that force evictions: half of the opening's demand, at least two experts."""
     if spec.config.warm:
         return spec.pools
-    chosen, sizes, experts = short.read("chosen"), spec.layout.tiers[0], spec.layout.geometry.experts
+    chosen, sizes, shape = short.read("chosen"), spec.most_precise.tolist(), spec.layout.geometry
     demanded, largest = [0] * len(spec.pools), [0] * len(spec.pools)
-    used = {layer * experts + e for layer in range(len(sizes)) for e in np.unique(chosen[:, layer]).tolist() if e >= 0}
+    by_layer = [np.unique(chosen[:, layer]).tolist() for layer in range(shape.layers)]
+    used = {layer * shape.experts + e for layer, ids in enumerate(by_layer) for e in ids if e >= 0}
     for x, pool in enumerate(spec.pool_of):
-        demanded[pool] += sizes[x // experts] * (x in used)
-        largest[pool] = max(largest[pool], sizes[x // experts])
+        demanded[pool] += sizes[x] * (x in used)
+        largest[pool] = max(largest[pool], sizes[x])
     return tuple(
         min(pool, max(demand // 2, 2 * size)) for pool, demand, size in zip(spec.pools, demanded, largest, strict=True)
     )

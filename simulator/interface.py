@@ -28,7 +28,8 @@ class CopyLayout:
     """Dense numbering of experts x = layer * E + e and copies y = x * P + p, and the bytes of a copy."""
 
     geometry: Geometry
-    tiers: tuple[tuple[int, ...], ...]  #: [p][layer] bytes
+    tiers: tuple[tuple[int, ...], ...]  #: [p][row] bytes, by the geometry's rows
+    slots: Geometry | None = None  #: the model as padded slots hold it
 
     @cached_property
     def precisions(self) -> int:
@@ -39,6 +40,26 @@ class CopyLayout:
     def experts(self) -> int:
         """L * E, the number of experts of all layers."""
         return self.geometry.layers * self.geometry.experts
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The row of every expert x."""
+        return self.geometry.rows.of
+
+    @cached_property
+    def own_bytes(self) -> np.ndarray:
+        """(copies,) int64: the bytes of every copy y, which links carry and lower tiers hold."""
+        return np.array(self.tiers, np.int64)[:, self.rows].T.ravel()
+
+    @cached_property
+    def taken(self) -> np.ndarray:
+        """(copies,) int64: the bytes that every copy y takes of its pool in the fast tier."""
+        return self.own_bytes if self.slots is None else self.slots.rows.bytes
+
+    @property
+    def fewest(self) -> tuple[int, ...]:
+        """The fewest bytes that a copy of each layer takes."""
+        return tuple(self.taken.reshape(self.geometry.layers, -1).min(1).tolist())
 
 
 @dataclass(frozen=True)
@@ -64,9 +85,14 @@ class RunSpec:
             return self
         miss, experts = self.chosen.miss, self.layout.geometry.experts
         fetches = not miss.policy.never_fetches(miss.params)
-        left = room(self.pools, self.pool_of, self.layout.tiers[0], resident, fetches)
+        left = room(self.pools, self.pool_of, self.most_precise.tolist(), experts, resident, fetches)
         copies = [(layer * experts + expert) * self.layout.precisions for layer, expert in resident]
         return replace(self, pools=left, resident=tuple(copies))
+
+    @cached_property
+    def most_precise(self) -> np.ndarray:
+        """(experts,) int64: the bytes that the most precise copy of every expert x takes of its pool."""
+        return self.layout.taken[:: self.layout.precisions]
 
     @cached_property
     def pool_of(self) -> tuple[int, ...]:
@@ -95,8 +121,8 @@ class RunSpec:
         Raises ConfigError for more than the tiers hold.
         """
         pairs, experts = pairs_of(self.config.warm), self.layout.geometry.experts
-        x, sizes = pairs @ (experts, 1), np.array(self.layout.tiers[0])[pairs[:, 0]]
-        pools = self._pools(x)
+        x = pairs[:, 0] * experts + pairs[:, 1]
+        pools, sizes = self._pools(x), self.most_precise[x]
         # what follows one that does not fit lies below
         held = bytes_before(pools, sizes) + sizes <= np.array(self.pools)[pools]
         if not self.lower and not held.all():
@@ -105,7 +131,8 @@ class RunSpec:
                 f"--warm fills pool {pool} with {int(sizes[pools == pool].sum()):,} bytes, its capacity is "
                 f"{self.pools[pool]:,}; name fewer experts"
             )
-        tiers, rest, sizes = [x[held]], x[~held], sizes[~held]
+        tiers, rest = [x[held]], x[~held]
+        sizes = self.layout.own_bytes[rest * self.layout.precisions]
         for size in self.lower:
             many = int(np.searchsorted(np.cumsum(sizes), size, "right"))
             tiers.append(rest[:many])

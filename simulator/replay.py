@@ -15,7 +15,16 @@ from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
 from moereplay.simulator.arrivals import arrival_times
 from moereplay.simulator.calibration import one_token_only, parts_of, unlike_passes
-from moereplay.simulator.capacity import Capacity, check_experts, cliff, parse_capacity, residents, sized, surplus
+from moereplay.simulator.capacity import (
+    Capacity,
+    check_experts,
+    cliff,
+    padded,
+    parse_capacity,
+    residents,
+    sized,
+    surplus,
+)
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, PolicySet, ReplayConfig, origin_of
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, Sharing
@@ -67,15 +76,15 @@ class Plan:
     @property
     def capacity_warning(self) -> str | None:
         """The part of `warning` that holds on any machine."""
-        geometry, tiers = self.layout.geometry, self.layout.tiers
-        return cliff(self.capacity, geometry, tiers[-1], self.origin.per_token) or self.surplus
+        fewest = self.layout.fewest
+        return cliff(self.capacity, self.layout.geometry, fewest, self.origin.per_token) or self.surplus
 
     @property
     def surplus(self) -> str | None:
         """Warning for a capacity that holds all copies, or None."""
         geometry = self.layout.geometry
         homes = _homes_of_pools(self.config, self.machine, geometry)
-        return surplus(self.capacity, geometry, self.layout.tiers, homes)
+        return surplus(self.capacity, geometry, self.layout.taken, homes)
 
     def _edited(self) -> str | None:
         """Return a warning if values differ from the platform's calibration."""
@@ -144,7 +153,8 @@ class Plan:
         name = "" if self.origin.synthetic or self.origin.model == UNNAMED else self.origin.model
         model = recognised(name)
         name = model.name if model else name
-        own, *converted = (sum(sizes) / len(sizes) for sizes in (self.layout.geometry.expert_bytes, *self.layout.tiers))
+        copies = self.layout.own_bytes.reshape(-1, self.layout.precisions).sum(0).tolist()
+        own, *converted = (of / self.layout.experts for of in (self.layout.geometry.total_bytes, *copies))
         return (
             about.unlike(name, self._times.dense.read)
             or about.unlike_experts(name, own, converted)
@@ -194,14 +204,18 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
         raise PolicyError(
             f"miss {chosen.miss.policy.name} requires a CPU; add a table [cpu] to platform {machine.name}"
         )
+    if config.slots == "padded" and origin.live:
+        raise ConfigError("--slots padded requires a recorded trace: the experts of a live run take their own bytes")
     if config.arrive and origin.live:
         raise ConfigError("--arrivals requires a recorded trace; a live run has all requests at the start")
+    _check_one_size(origin.geometry, config, chosen)
     tiers = _tiers(origin.geometry, chosen)
     prefetch, side = chosen.prefetch, _side_bytes(chosen, tiers)
     reserved = side if prefetch.policy.side_inside(prefetch.params) else 0
     homes = _homes_of_pools(config, machine, origin.geometry)
-    sizes = tiers, reserved, origin.per_token, homes
-    capacity = parse_capacity(config.capacity, origin.geometry, config.scope, *sizes)
+    slots = padded(origin.geometry, config.scope, homes) if config.slots == "padded" else None
+    sizes = (slots.expert_bytes,) if slots else tiers, reserved, origin.per_token, homes
+    capacity = parse_capacity(config.capacity, slots or origin.geometry, config.scope, *sizes)
     if chosen.profile == GIVEN_PROFILE and not config.profile:
         raise PolicyError(f"missing profile: {chosen.fitted} requires --profile FILE")
     check_experts("profile", config.profile, origin.geometry)
@@ -213,9 +227,21 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     geometry = with_matrices(geometry, origin.model) if machine.by_matrix else geometry
     geometry = sized(geometry, origin.model, config.dense, config.dense_bits)
     resident = residents(config.resident, geometry)
-    ready = Plan(origin, config, chosen, machine, capacity, CopyLayout(geometry, tiers), lower, resident)
+    tiers = (geometry.rows.sizes,) if geometry.bytes_by_expert else tiers
+    layout = CopyLayout(geometry, tiers, slots)
+    ready = Plan(origin, config, chosen, machine, capacity, layout, lower, resident)
     _check_warm(ready.spec(log=False))
     return ready
+
+
+def _check_one_size(geometry: Geometry, config: ReplayConfig, chosen: PolicySet) -> None:
+    """Raises PolicyError for copies at several precisions where experts of a layer differ, or in padded slots."""
+    if chosen.miss.policy.bits(chosen.miss.params) and (geometry.bytes_by_expert or config.slots == "padded"):
+        where = "--slots padded" if config.slots == "padded" else "experts of a layer that differ in bytes"
+        raise PolicyError(
+            f"miss {chosen.miss.policy.name} caches copies at a precision of its own, which cannot be combined with "
+            f"{where}: choose another miss policy"
+        )
 
 
 def _homes_of_pools(config: ReplayConfig, machine: Platform, geometry: Geometry) -> tuple[int, ...]:

@@ -71,8 +71,10 @@ class Times:
     """Integer times of one geometry and its precision tiers on one platform, computed on demand."""
 
     def __init__(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> None:
-        """`tiers[p][layer]` is the bytes of an expert at precision p."""
+        """`tiers[p][row]` is the bytes of an expert at precision p, by the geometry's rows."""
         self._platform, self._geometry, self._tiers = platform, geometry, tiers
+        self._rows = geometry.rows
+        self.row_of: list[int] = self._rows.of.tolist()  #: of every expert x: where tables have its bytes and times
         #: Of each link: those into the fast tier first, then those that fill the tiers below, from the top down.
         self.latency_ns = tuple(link.idle_ns for link in platform.wires)
         self.first = tuple(link.first_millionths for link in platform.wires)  #: of an expert, before its compute begins
@@ -84,6 +86,11 @@ class Times:
         self._known: dict[tuple[str, int, int, str, int, float], int] = {}
         self._left = platform.contention or Contention()  #: shares of their rates, while others work
 
+    def kind(self, y: int) -> tuple[int, int]:
+        """Return row and precision of a copy y, by which tables have its bytes and times."""
+        x, precision = divmod(y, len(self._tiers))
+        return self.row_of[x], precision
+
     def is_of(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> bool:
         """Return True if these are the times of this model on an equal machine."""
         same = self._geometry is geometry or self._geometry == geometry
@@ -91,31 +98,30 @@ class Times:
 
     @cached_property
     def _params(self) -> tuple[int, ...]:
-        """Weights of an expert by layer, derived from its bytes if the model's count is unknown."""
+        """Weights of an expert by row, derived from its bytes if the model's count is unknown."""
         known, bits = self._geometry.expert_params, exact(self._geometry.expert_bits)
-        sizes = self._geometry.expert_bytes
+        sizes = self._rows.sizes
         return tuple(known or half_even(size * 8 * bits.denominator, bits.numerator) for size in sizes)
+
+    @cached_property
+    def _formats(self) -> tuple[str, ...]:
+        return tuple(self._geometry.weight_format if tier == self._rows.sizes else "" for tier in self._tiers)
 
     @cached_property
     def _dense_params(self) -> tuple[tuple[int, ...], int]:
         return params_of(self._geometry)
 
-    @property
-    def _layers(self) -> range:
-        return range(self._geometry.layers)
-
     @cached_property
     def costs(self) -> Costs:
         """Costs of the mean expert, rounded down, for policies that weigh its link against the CPU."""
-        many = self._geometry.experts
         load = sum(
-            times * (self.latency_ns[home] + self.wire_ns[home][layer][0] + self.load_ns[layer][0])
-            for layer in self._layers
-            for home, times in Counter(self.homes[layer * many : (layer + 1) * many]).items()
+            times * (self.latency_ns[home] + self.wire_ns[home][row][0] + self.load_ns[row][0])
+            for (row, home), times in Counter(zip(self.row_of, self.homes, strict=True)).items()
         )
-        compute = [self.expert_ns(layer, 0, 1) for layer in self._layers]
-        cpu = [max(1, self.cpu_ns(layer, 0, 1)) for layer in self._layers] if self._platform.cpu else [0]
-        return Costs(load // len(self.homes), *(sum(times) // len(times) for times in (compute, cpu)))
+        often = Counter(self.row_of).items()
+        compute = sum(times * self.expert_ns(row, 0, 1) for row, times in often)
+        cpu = sum(times * max(1, self.cpu_ns(row, 0, 1)) for row, times in often) if self._platform.cpu else 0
+        return Costs(*(spent // len(self.homes) for spent in (load, compute, cpu)))
 
     @cached_property
     def dense(self) -> Dense:
@@ -126,7 +132,7 @@ class Times:
 
     @cached_property
     def wire_ns(self) -> list[list[list[int]]]:
-        """[link][layer][precision] nanoseconds on the wire."""
+        """[link][row][precision] nanoseconds on the wire."""
         return self._wire(1)
 
     @cached_property
@@ -145,7 +151,7 @@ class Times:
 
     @cached_property
     def start_ns(self) -> list[list[list[int]]]:
-        """[link][layer][precision] more latency of a transfer that starts on an idle wire."""
+        """[link][row][precision] more latency of a transfer that starts on an idle wire."""
         return self._by_size([partial(self._idle_start_ns, link) for link in self._platform.wires])
 
     def _idle_start_ns(self, link: Wire, size: int) -> int:
@@ -158,14 +164,14 @@ class Times:
         return any(link.start_ns or link.start_ns_per_mib for link in self._platform.wires)
 
     def _by_size(self, of: Sequence[Callable[[int], int]]) -> list[list[list[int]]]:
-        """Return the times of each copy's bytes on each link, [link][layer][precision]."""
+        """Return the times of each copy's bytes on each link, [link][row][precision]."""
         sizes = {size for tier in self._tiers for size in tier}
         each = [{size: ns(size) for size in sizes} for ns in of]
-        return [[[known[tier[layer]] for tier in self._tiers] for layer in self._layers] for known in each]
+        return [[[known[size] for size in copies] for copies in zip(*self._tiers, strict=True)] for known in each]
 
     @property
     def expert_bytes(self) -> tuple[int, ...]:
-        """Bytes of an expert of each layer at its highest precision."""
+        """Bytes of an expert of each row at its highest precision."""
         return self._tiers[0]
 
     # links that read matrix by matrix: a batch is all demands of a step that start together
@@ -176,8 +182,8 @@ class Times:
         return self.by_matrix and not self.waits_for_all
 
     def batch_ns(self, link: int, copies: Sequence[tuple[int, int]], contended: bool = False) -> int:
-        """Return the time on the wire of a batch of copies, (layer, precision) each."""
-        size = sum(self._tiers[precision][layer] for layer, precision in copies)
+        """Return the time on the wire of a batch of copies, (row, precision) each."""
+        size = sum(self._tiers[precision][row] for row, precision in copies)
         share = self._left.link if contended else 1
         return self._platform.links[link].batch_ns(size, len(copies) * len(self.matrices), share)
 
@@ -219,8 +225,8 @@ class Times:
 
     @cached_property
     def load_ns(self) -> list[list[int]]:
-        """[layer][precision] nanoseconds that compute spends on having a demanded expert fetched."""
-        return [[self._platform.loading.ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
+        """[row][precision] nanoseconds that compute spends on having a demanded expert fetched."""
+        return [[self._platform.loading.ns(size) for size in copies] for copies in zip(*self._tiers, strict=True)]
 
     @property
     def has_loading(self) -> bool:
@@ -313,15 +319,13 @@ class Times:
         """True if the dense time depends on the length of the context."""
         return bool(self._geometry.kv_bytes and self._platform.compute.kv_bytes_per_s)
 
-    def expert_ns(self, layer: int, precision: int, tokens: int, contended: bool = False) -> int:
+    def expert_ns(self, row: int, precision: int, tokens: int, contended: bool = False) -> int:
         """Return the time of one expert over its tokens."""
-        return self._expert("expert", self._platform.compute, layer, precision, tokens, self._share(contended))
+        return self._expert("expert", self._platform.compute, row, precision, tokens, self._share(contended))
 
-    def weights(self, layer: int, precision: int) -> Weights:
+    def weights(self, row: int, precision: int) -> Weights:
         """Return all of a copy that its compute time follows from; its format is known at the stored precision only."""
-        stored = self._tiers[precision] == self._geometry.expert_bytes
-        of = self._geometry.weight_format if stored else ""
-        return self._params[layer], self._tiers[precision][layer], of
+        return self._params[row], self._tiers[precision][row], self._formats[precision]
 
     def _share(self, contended: bool) -> float:
         return self._left.compute if contended else 1
@@ -348,7 +352,7 @@ class Times:
         """True if experts may be computed on the CPU."""
         return self._platform.cpu is not None
 
-    def cpu_ns(self, layer: int, precision: int, tokens: int, contended: bool = False) -> int:
+    def cpu_ns(self, row: int, precision: int, tokens: int, contended: bool = False) -> int:
         """Return the time of an expert on the CPU; `contended` if the link works as well.
 
         Raises ConfigError if the platform has no CPU.
@@ -359,16 +363,16 @@ class Times:
             )
         cpu, share = self._platform.cpu, self._left.cpu if contended else 1
         if cpu.rows_apart:
-            each = self._expert("cpu", cpu, layer, precision, 1, share)
+            each = self._expert("cpu", cpu, row, precision, 1, share)
             return bounded(each * tokens, "cpu.rows_apart", "lower")
-        return self._expert("cpu", cpu, layer, precision, tokens, share)
+        return self._expert("cpu", cpu, row, precision, tokens, share)
 
     def _expert(
-        self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int, share: float
+        self, what: str, compute: Roofline | Measured, row: int, precision: int, tokens: int, share: float
     ) -> int:
         if isinstance(compute, Measured):
-            return compute.expert(tokens, self._tiers[precision][layer], share)
-        return self._once(what, compute, self.weights(layer, precision), tokens, share)
+            return compute.expert(tokens, self._tiers[precision][row], share)
+        return self._once(what, compute, self.weights(row, precision), tokens, share)
 
     def _once(self, what: str, compute: Roofline, weights: Weights, tokens: int, share: float) -> int:
         """Return the time of weights that are an `expert`, that of one on the `cpu`, or `dense`, computed once."""

@@ -458,18 +458,18 @@ def by_spelling() -> dict[str, KnownModel]:
 
 def experts_per_layer(geometry: Geometry, cache_bytes: int) -> int:
     """Return how many experts of each layer are held if every layer gets the same number."""
-    return min(cache_bytes // sum(geometry.expert_bytes), geometry.experts)
+    return min(cache_bytes * geometry.experts // geometry.total_bytes, geometry.experts)
 
 
 def mean_experts(geometry: Geometry, cache_bytes: int) -> int:
     """Return how many experts of mean size fit, at most all of them."""
     everything = geometry.layers * geometry.experts
-    return min(cache_bytes * geometry.layers // sum(geometry.expert_bytes), everything)
+    return min(cache_bytes * everything // geometry.total_bytes, everything)
 
 
 def last_layers(geometry: Geometry, cache_bytes: int) -> int:
     """Return how many layers, from the last one backwards, have all their experts held."""
-    needed = np.cumsum(geometry.expert_bytes[::-1]) * geometry.experts
+    needed = np.cumsum(geometry.layer_bytes[::-1])
     return int(np.searchsorted(needed, cache_bytes, "right"))
 
 
@@ -477,7 +477,7 @@ def held_layers(geometry: Geometry, cache_bytes: int, order: Iterable[int]) -> l
     """Return the layers whose experts are all held, ascending: layers of `order` are taken while they fit."""
     held, left = [], cache_bytes
     for layer in order:
-        size = geometry.expert_bytes[layer] * geometry.experts
+        size = geometry.layer_bytes[layer]
         if size <= left:
             held.append(layer)
             left -= size
@@ -486,5 +486,5 @@ def held_layers(geometry: Geometry, cache_bytes: int, order: Iterable[int]) -> l
 
 def layers_by_worth(geometry: Geometry, scores: np.ndarray) -> list[int]:
     """Return all layers by `scores` (L, E) per byte, descending; ties favour later layers, as `--n-cpu-moe` does."""
-    worth = scores.sum(axis=1) / np.array(geometry.expert_bytes)
+    worth = scores.sum(axis=1) / np.array(geometry.mean_bytes)
     return sorted(range(geometry.layers), key=lambda layer: (-worth[layer], -layer))

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -61,12 +61,26 @@ class Router(Public):
     jitter: float = Field(default=0.0, ge=0)
 
 
+class Rows(NamedTuple):
+    """Experts of one layer and size, as a row each."""
+
+    sizes: tuple[int, ...]  #: bytes of an expert
+    layers: tuple[int, ...]
+    of: np.ndarray  #: (L * E,) the row of every expert x
+
+    @property
+    def bytes(self) -> np.ndarray:
+        """(L * E,) int64: the bytes of every expert x."""
+        return np.array(self.sizes, np.int64)[self.of]
+
+
 class Geometry(Public, Cached):
-    """Sizes of a model's MoE part. `expert_bytes` is the size of one expert in each MoE layer as stored."""
+    """Sizes of a model's MoE part. `expert_bytes` is the size of the largest expert of each MoE layer as stored."""
 
     refused_as: ClassVar[type[Exception]] = TraceError
     later: ClassVar[frozenset[str]] = frozenset({"dense_bits", "dense_stated", "dense_bytes", "dense_layer_bytes"})
     later |= {"head_bytes", "weight_format", "dense_format", "matrices", "kv_bytes", "kv_windows", "hidden"}
+    later |= {"bytes_by_expert"}
 
     layers: int = Field(ge=1)
     experts: int = Field(ge=1)
@@ -91,6 +105,8 @@ class Geometry(Public, Cached):
     kv_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: KV cache per position, all layers together
     kv_windows: tuple[Window, ...] = Field(default=(), max_length=16)  #: parts of `kv_bytes` that stop growing
     hidden: int = Field(default=0, ge=0, le=1 << 24)  #: width of the residual, which a router reads; 0: unknown
+    #: (L, E) as stored, where experts of a layer differ; empty: each has the `expert_bytes` of its layer
+    bytes_by_expert: tuple[tuple[int, ...], ...] = ()
 
     @field_validator("weight_format", "dense_format")
     @classmethod
@@ -106,7 +122,8 @@ class Geometry(Public, Cached):
             raise ValueError(f"k = {shown(self.k)} exceeds experts = {self.experts}")
         check_bits(self.expert_bits, self.dense_bits)
         dense = {"dense_layer_bytes": self.dense_layer_bytes or self.expert_bytes}
-        for name, sizes in ({"expert_bytes": self.expert_bytes} | dense | self.bytes_by_bits).items():
+        each = {"bytes_by_expert": tuple(map(min, self.bytes_by_expert))} if self._checked_table() else {}
+        for name, sizes in ({"expert_bytes": self.expert_bytes} | each | dense | self.bytes_by_bits).items():
             if len(sizes) != self.layers:
                 raise ValueError(f"bytes ({name}) has {len(sizes)} entries for {self.layers} layers")
             if min(sizes) < 1:
@@ -115,14 +132,62 @@ class Geometry(Public, Cached):
                 raise ValueError(f"bytes ({name}) are more than 2**60 for all experts, at {shown(max(sizes))} each")
         return self
 
+    def _checked_table(self) -> bool:
+        """Return whether experts of a layer differ in bytes. Raises ValueError for a table of another shape."""
+        if any(len(row) != self.experts for row in self.bytes_by_expert):
+            raise ValueError(f"bytes_by_expert: expected {self.experts} sizes in each layer")
+        if self.bytes_by_expert and tuple(map(max, self.bytes_by_expert)) != self.expert_bytes:
+            raise ValueError("expert_bytes: expected the largest of each layer in bytes_by_expert")
+        return bool(self.bytes_by_expert)
+
+    def sized(self, table: Iterable[Iterable[int]]) -> Geometry:
+        """Return the geometry with these bytes of each expert (L, E). Raises TraceError for another shape."""
+        rows = tuple(map(tuple, table))
+        equal = all(len(set(row)) == 1 for row in rows)
+        fields = {name: getattr(self, name) for name in Geometry.model_fields}
+        return Geometry(**fields | {"expert_bytes": tuple(map(max, rows)), "bytes_by_expert": () if equal else rows})
+
+    def refuse_uneven(self, what: str) -> None:
+        """Raises TraceError if experts of a layer differ in bytes, for `what` takes one size per layer."""
+        if self.bytes_by_expert:
+            raise TraceError(
+                f"{what} requires experts of one size in each layer, and here they differ; `moereplay replay`, `curve` "
+                "and `bounds` take them; or import the routing with --expert-bytes, one size per layer"
+            )
+
+    @property
+    def layer_bytes(self) -> tuple[int, ...]:
+        """Bytes of all experts of each layer."""
+        return tuple(map(sum, self.bytes_by_expert)) or tuple(self.experts * each for each in self.expert_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all experts."""
+        return sum(self.layer_bytes)
+
+    @property
+    def mean_bytes(self) -> tuple[float, ...]:
+        """Mean bytes of an expert, by layer."""
+        return tuple(each / self.experts for each in self.layer_bytes)
+
+    @property
+    def rows(self) -> Rows:
+        """The experts by size: a row is a layer, or a layer's experts of one size where they differ."""
+        if not self.bytes_by_expert:
+            return Rows(self.expert_bytes, tuple(range(self.layers)), np.arange(self.layers).repeat(self.experts))
+        pairs = [(layer, size) for layer, sizes in enumerate(self.bytes_by_expert) for size in sizes]
+        known = {pair: row for row, pair in enumerate(sorted(set(pairs)))}
+        layers, sizes = zip(*known, strict=True)
+        return Rows(sizes, layers, np.array([known[pair] for pair in pairs]))
+
     @property
     def mean_bits(self) -> float:
         """Bits per weight of the experts as stored, scales included; the stated precision where weights are unknown."""
-        weights = self.layers * (self.expert_params or 0)
-        return 8 * sum(self.expert_bytes) / weights if weights else self.expert_bits
+        weights = self.layers * self.experts * (self.expert_params or 0)
+        return 8 * self.total_bytes / weights if weights else self.expert_bits
 
     def __repr__(self) -> str:
-        total = size(self.experts * sum(self.expert_bytes))
+        total = size(self.total_bytes)
         return f"<Geometry: {self.in_words}, {total} of experts at {self.mean_bits:.4g} bits>"
 
     __str__ = __repr__
@@ -135,17 +200,17 @@ class Geometry(Public, Cached):
     def bytes_at(self, bits: float) -> tuple[int, ...]:
         """Return the bytes of one expert per layer at `bits`: known sizes, else scaled from 16 bits or the stored bits.
 
-        Scaling is exact, with bits as decimals, and rounds up.
+        Scaling is exact, with bits as decimals, and rounds up. Experts of a layer that differ are scaled from their
+        mean; at the stored bits it is the largest.
         """
         if bits == self.expert_bits:
             return self.expert_bytes
         if bits in self.bytes_by_bits:
             return self.bytes_by_bits[int(bits)]
-        known, sizes = (
-            (16, self.bytes_by_bits[16]) if 16 in self.bytes_by_bits else (self.expert_bits, self.expert_bytes)
-        )
-        ratio = Fraction(str(bits)) / Fraction(str(known))
-        return tuple(ceil(size * ratio) for size in sizes)
+        ratio = Fraction(str(bits)) / Fraction(str(16 if 16 in self.bytes_by_bits else self.expert_bits))
+        if 16 in self.bytes_by_bits:
+            return tuple(ceil(size * ratio) for size in self.bytes_by_bits[16])
+        return tuple(ceil(Fraction(of_layer, self.experts) * ratio) for of_layer in self.layer_bytes)
 
     def stored_at(self, bits: float) -> Geometry:
         """Return the geometry with experts stored at `bits`. Raises TraceError for an invalid precision."""
@@ -153,7 +218,10 @@ class Geometry(Public, Cached):
             check_bits(bits)
         except ValueError as wrong:
             raise TraceError(str(wrong)) from None
-        return self.model_copy(update={"expert_bytes": self.bytes_at(bits), "expert_bits": bits})
+        if bits == self.expert_bits:
+            return self
+        stored = {"expert_bytes": self.bytes_at(bits), "expert_bits": bits, "bytes_by_expert": ()}
+        return self.model_copy(update=stored)
 
 
 class Provenance(Public):
@@ -243,7 +311,7 @@ class Trace:
     def __repr__(self) -> str:
         name = shown(self.path.name if self.path else self.header.provenance.model)
         rows = f"{counted(self.tokens, 'token')} of {counted(self.requests, 'request')}"
-        held = size(self.geometry.experts * sum(self.geometry.expert_bytes))
+        held = size(self.geometry.total_bytes)
         return f"<Trace {name}: {rows}, {self.geometry.in_words}, {held}; {', '.join(sorted(self.capabilities))}>"
 
     @property

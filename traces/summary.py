@@ -84,7 +84,7 @@ def summarise(trace: Trace) -> Summary:
         requests=trace.requests,
         tokens=trace.tokens,
         prompt_tokens=int(trace.prompt_lengths.sum()),
-        bytes_of_experts=sum(geometry.expert_bytes) * geometry.experts,
+        bytes_of_experts=geometry.total_bytes,
         capabilities=tuple(sorted(trace.capabilities)),
         chance=chance_of(experts_per_token(trace), geometry.experts),
         layers=tuple(_layer(tally, layer) for layer in range(geometry.layers)),

@@ -37,7 +37,16 @@ from moereplay.simulator.compiled.ranking import (
     set_timestamp,
     smallest,
 )
-from moereplay.simulator.compiled.state import BAD_VICTIM, NEVER_LEFT, expert_of, fail, layer_of, notifier, pool_of
+from moereplay.simulator.compiled.state import (
+    BAD_VICTIM,
+    NEVER_LEFT,
+    expert_of,
+    fail,
+    layer_of,
+    notifier,
+    pool_of,
+    size_of,
+)
 from moereplay.simulator.jit.marks import called, fast
 
 on_evict = notifier("on_evict")
@@ -310,7 +319,7 @@ def leave(s, y, incoming):
     count(s, EVICTIONS, layer_of(s, incoming), 1)
     lived(s, layer, s.now["step"] - mine["entered_step"])
     if copy["prefetched"] == 1:
-        count(s, BYTES_WASTED, layer, copy["bytes"])
+        count(s, BYTES_WASTED, layer, size_of(s, y))
     if s["victim_ns"] > 0:
         s["cache"]["evicted_now"] += 1
     copy["state"], copy["protected"], copy["prefetched"] = ABSENT, 0, 0

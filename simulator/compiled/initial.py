@@ -155,6 +155,7 @@ def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
         "layers": geometry.layers,
         "experts": geometry.experts,
         "precisions": layout.precisions,
+        "uneven": bool(geometry.bytes_by_expert) or layout.slots is not None,
         "pooled": _pooled(spec),
         "pool_rows": 1 if _pooled(spec) == BY_LAYER else geometry.layers,
         "sequential": config.contract == "sequential",
@@ -279,7 +280,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_pools": len(spec.pools),
         "n_reals": max(geometry.layers, len(spec.pools)),
         "n_queued": layout.experts * layout.precisions + len(spec.pools),
-        "n_kinds": geometry.layers * layout.precisions,
+        "n_kinds": len(layout.tiers[0]) * layout.precisions,
         "n_cells": geometry.layers * 2 * WIDTH,
         "n_buckets": geometry.layers * 2 * BUCKETS,
         "n_log": lines,
@@ -351,7 +352,8 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     y = np.arange(len(copies))
     owned["x"], owned["evicted_pass"] = y // layout.precisions, NEVER_LEFT
     owned["layer"] = owned["x"] // geometry.experts
-    owned["kind"] = owned["layer"] * layout.precisions + y % layout.precisions
+    owned["kind"] = layout.rows[owned["x"]] * layout.precisions + y % layout.precisions
+    arrays["kind_bytes"][:] = np.array(layout.tiers, np.int64).T.ravel()
     if state["n_links"] > 1:
         owned["link"] = np.array(spec.times.homes)[owned["x"]]
     links = state["links"][: state["n_links"]]
@@ -359,7 +361,7 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     links["first"], links["last_done"] = spec.times.first, NOT_YET
     lower = state["lower"][: state["n_tiers"]]
     lower["fifo"], lower["capacity"], lower["oldest"], lower["newest"] = spec.times.fifo, spec.lower, NONE, NONE
-    copies["bytes"] = np.array(layout.tiers, np.int64).T.ravel()[owned["kind"]]
+    copies["bytes"] = layout.taken
     by_layer = owned["layer"] if len(pools) > 1 else 0
     copies["pool"] = np.array(spec.pool_of)[owned["x"]] if _pooled(spec) == BY_LINK else by_layer
     experts["layer"] = np.arange(len(experts)) // geometry.experts

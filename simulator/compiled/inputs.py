@@ -284,10 +284,11 @@ def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, n
     counted = pass_lengths(inputs, spec)
     tokens, lengths = len(counted) - 1, np.flatnonzero(counted)
     layers = range(layout.geometry.layers)
-    copies = [(layer, p) for layer in layers for p in range(layout.precisions)]
+    copies = [(row, p) for row in range(len(layout.tiers[0])) for p in range(layout.precisions)]
     weights = [times.weights(*copy) for copy in copies]
+    first = dict(zip(reversed(weights), reversed(copies), strict=True))
     rows = {each: row for row, each in enumerate(dict.fromkeys(weights))}
-    kinds = [copies[weights.index(each)] for each in rows]
+    kinds = [first[each] for each in rows]
     slow = times.slows_compute
     experts = _per_tokens(times.expert_ns, kinds, tokens)
     return (
@@ -389,5 +390,5 @@ def _contexts(inputs: Inputs, spec: RunSpec) -> np.ndarray:
 
 
 def _per_tokens(of: Callable[[int, int, int], int], kinds: Sequence[tuple[int, int]], tokens: int) -> np.ndarray:
-    table = [[of(layer, precision, count) for count in range(tokens + 1)] for layer, precision in kinds]
+    table = [[of(row, precision, count) for count in range(tokens + 1)] for row, precision in kinds]
     return np.array(table, np.int64).reshape(len(kinds), tokens + 1)

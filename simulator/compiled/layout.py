@@ -31,7 +31,7 @@ SETTING = (
     "reads_choice reads_ids reads_demand reads_need renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
     "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv draft_ns has_pieces victim_ns "
-    "by_matrix has_stages matrices cpu_tier sync_ns next_pass reads_unfetched arrives external "
+    "by_matrix has_stages matrices cpu_tier sync_ns next_pass reads_unfetched arrives uneven external "
     + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: Variables of a run, in records; one chapter writes each (OWNS, tests/simulator/test_compiled_state.py). A ring is a
@@ -99,7 +99,7 @@ OWNED = np.dtype(
         ("entered_step", np.int64),
         ("x", np.int32),
         ("layer", np.int32),
-        ("kind", np.int32),  # layer * P + precision, which determines size and times
+        ("kind", np.int32),  # row of `Geometry.rows` * P + precision, which determines size and times
         ("member_at", np.int32),  # position in its layer's list of members
         ("row_at", np.int32),  # position in its layer's row of candidates, from 1; 0 if it is not one
         ("member", np.int8),  # 1 while it is resident in its pool
@@ -135,6 +135,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "copies": (COPY, ("n_copies",)),
     "owned": (OWNED, ("n_copies",)),
     "pools": (POOL, ("n_pools",)),
+    "kind_bytes": (np.int64, ("n_kinds",)),
     "wire_ns": (np.int64, ("n_wires",)),
     "slow_wire_ns": (np.int64, ("n_wires",)),  # while the CPU computes
     "start_ns": (np.int64, ("n_starts",)),  # more latency on an idle wire
@@ -424,11 +425,12 @@ TWO_TIERS |= dict.fromkeys(("cpu_tier", "sync_ns", "next_pass", "n_warm_lower"),
 PLAIN = TWO_TIERS | OWN_CLOCK
 #: The caller reports when activities of compute and of one link end.
 STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}
-#: Two tiers and one link, one precision, contract `atomic`, every miss fetched, no listeners, no log, no cost term
-#: beyond a table.
+#: Two tiers and one link, one precision, a size per layer, contract `atomic`, every miss fetched, no listeners, no log,
+#: no cost term beyond a table.
 FROZEN = {
     **PLAIN,
     "precisions": 1,
+    "uneven": 0,  # it is 1 where experts of a layer differ in bytes, or slots are padded
     "n_links": 1,
     "by_key": 1,
     **dict.fromkeys(("sequential", "side_slots", "logs", "keeps", "n_warm"), 0),

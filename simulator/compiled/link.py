@@ -28,7 +28,7 @@ from moereplay.simulator.compiled.counters import (
     note,
     span,
 )
-from moereplay.simulator.compiled.state import home_of, layer_of
+from moereplay.simulator.compiled.state import home_of, layer_of, size_of
 from moereplay.simulator.jit.marks import called, fast
 from moereplay.simulator.rates import MILLION, NS
 
@@ -73,7 +73,7 @@ def hold(s, tier, y):
     if tier < s["n_tiers"]:
         s.held[cell(s, tier, y)] += 1
         if s.held[cell(s, tier, y)] == 1:
-            s["lower"][tier]["held_bytes"] += s.copies[y]["bytes"]
+            s["lower"][tier]["held_bytes"] += size_of(s, y)
 
 
 @called
@@ -82,7 +82,7 @@ def release(s, tier, y):
     if tier < s["n_tiers"]:
         s.held[cell(s, tier, y)] -= 1
         if s.held[cell(s, tier, y)] == 0:
-            s["lower"][tier]["held_bytes"] -= s.copies[y]["bytes"]
+            s["lower"][tier]["held_bytes"] -= size_of(s, y)
 
 
 @called
@@ -99,7 +99,7 @@ def claim_lower(s, tier, y, onward):
 
     Return False, and evict nothing, if there is not enough.
     """
-    mine, size = s["lower"][tier], s.copies[y]["bytes"]
+    mine, size = s["lower"][tier], size_of(s, y)
     evictable = mine["complete"] - mine["held_bytes"]  # held copies stay until they have crossed the link
     if mine["used"] + size - evictable > mine["capacity"]:
         return False
@@ -109,8 +109,8 @@ def claim_lower(s, tier, y, onward):
         if s.held[cell(s, tier, victim)] == 0:
             take_out(s, tier, victim)
             show(s, tier, victim, 0)
-            mine["used"] -= s.copies[victim]["bytes"]
-            mine["complete"] -= s.copies[victim]["bytes"]
+            mine["used"] -= size_of(s, victim)
+            mine["complete"] -= size_of(s, victim)
         victim = following
     mine["used"] += size
     s.coming[cell(s, tier, y)] = onward
@@ -121,7 +121,7 @@ def claim_lower(s, tier, y, onward):
 def fill(s, tier, y):
     """Complete a transfer into the tier; return what goes on from there."""
     show(s, tier, y, 1)
-    s["lower"][tier]["complete"] += s.copies[y]["bytes"]
+    s["lower"][tier]["complete"] += size_of(s, y)
     put_last(s, tier, y)
     onward = s.coming[cell(s, tier, y)]
     s.coming[cell(s, tier, y)] = NOT_COMING
@@ -132,8 +132,8 @@ def fill(s, tier, y):
 def warm_lower(s, tier, y):
     """Make copy y resident in a tier before the start."""
     show(s, tier, y, 1)
-    s["lower"][tier]["used"] += s.copies[y]["bytes"]
-    s["lower"][tier]["complete"] += s.copies[y]["bytes"]
+    s["lower"][tier]["used"] += size_of(s, y)
+    s["lower"][tier]["complete"] += size_of(s, y)
     put_last(s, tier, y)
 
 
@@ -403,7 +403,7 @@ def set_landing(s, link, at, time):
 def note_start(s, link, entry, ends):
     """Count and log a transfer that starts."""
     y, kind = copy_of(s, entry), IS_TRANSFER
-    layer, size = layer_of(s, y), s.copies[y]["bytes"]
+    layer, size = layer_of(s, y), size_of(s, y)
     if s["n_tiers"] > 0 and link >= first_fill(s):
         count(s, BYTES_LOWER, layer, size)
         kind = IS_FILL
@@ -584,7 +584,7 @@ def start_batch(s, hooks, link):
             break
         s.owned[y]["parts"] = 0
         issue(s, link, y, claimed, 0)
-        size += s.copies[y]["bytes"]
+        size += size_of(s, y)
     many = s["links"][link]["flight_end"] - first
     if many == 0:
         return False

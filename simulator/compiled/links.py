@@ -349,7 +349,7 @@ def expert_cost(s, y, tokens):
     """Return the compute time of a copy in the current layer over `tokens` tokens."""
     if s["external"] == 1:
         return 0
-    kind = s.now["layer"] if s["precisions"] == 1 else kind_of(s, y)
+    kind = s.now["layer"] if s["precisions"] == 1 and s["uneven"] == 0 else kind_of(s, y)
     if s["slows_compute"] == 1 and any_link_is_busy(s):
         return s.slow_expert_ns[s.cost_row[kind], tokens]
     return s.expert_ns[s.cost_row[kind], tokens]

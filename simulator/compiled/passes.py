@@ -14,7 +14,15 @@ from moereplay.simulator.compiled.counters import BY_RESET, BYTES_UNUSED_AT_END,
 from moereplay.simulator.compiled.link import clear_links, warm_lower
 from moereplay.simulator.compiled.links import forget_predictions
 from moereplay.simulator.compiled.ranking import clear_ranking, clear_uses
-from moereplay.simulator.compiled.state import layer_of, notifier, own_eviction, own_miss, own_prefetch, own_routing
+from moereplay.simulator.compiled.state import (
+    layer_of,
+    notifier,
+    own_eviction,
+    own_miss,
+    own_prefetch,
+    own_routing,
+    size_of,
+)
 from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import called, fast
 from moereplay.traces.drafts import KNOWN
@@ -160,4 +168,4 @@ def count_unused(s):
     """Count the bytes of prefetched copies that are still unused."""
     for y in range(s["n_copies"]):
         if s.copies[y]["state"] == RESIDENT and s.copies[y]["prefetched"] == 1:
-            count(s, BYTES_UNUSED_AT_END, layer_of(s, y), s.copies[y]["bytes"])
+            count(s, BYTES_UNUSED_AT_END, layer_of(s, y), size_of(s, y))

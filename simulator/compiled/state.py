@@ -111,10 +111,16 @@ def pool_of(s, y):
 
 @fast
 def kind_of(s, y):
-    """Return layer * P + precision."""
-    if s["precisions"] == 1:
+    """Return the kind of a copy, which determines its bytes and times."""
+    if s["precisions"] == 1 and s["uneven"] == 0:
         return layer_of(s, y)
     return np.int64(s.owned[y]["kind"])
+
+
+@fast
+def size_of(s, y):
+    """Return the bytes of a copy; in its pool it may take more."""
+    return s.kind_bytes[kind_of(s, y)] if s["uneven"] == 1 else s.copies[y]["bytes"]
 
 
 @fast

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.curves.stream import NOWHERE, Cut, Demands
+from moereplay.simulator.curves.stream import NOWHERE, Cut, Demands, of_every, step_bytes
 from moereplay.simulator.curves.unequal import AT_ONCE, Bracket, Prices, move, paces_of
 from moereplay.simulator.jit.calls import compiled
 from moereplay.simulator.jit.marks import called
@@ -105,10 +105,10 @@ def most_complete(
 ) -> Bracket:
     """Bracket the most complete steps.
 
-    `sizes`: of an expert, by layer, and `pools`, in one unit; `warm`: experts of the model that are cached at the
-    start.
+    `sizes`: of an expert, by layer, or of every expert x, and `pools`, in one unit; `warm`: experts of the model that
+    are cached at the start.
     """
-    steps = _steps(demands, cut, np.array(sizes, np.int64), np.array(pools, np.int64), warm)
+    steps = _steps(demands, cut, of_every(sizes, cut), np.array(pools, np.int64), warm)
     if not len(steps.size):
         return Bracket(len(steps.first) - 1, len(steps.first) - 1)
     prices = _begun(steps)
@@ -145,11 +145,11 @@ def _steps(demands: Demands, cut: Cut, sizes: np.ndarray, pools: np.ndarray, war
     begin = _last_uses(x, begun, end)
     at_start = (begin == NOWHERE) & np.isin(x, list(warm)) & (begun == begun[:1])
     begin[at_start] = np.searchsorted(of_look_up[order], pool_of[step[at_start]])
-    whole = (many > 0) & (many * sizes[layers] <= pools[pool_of])
+    whole = (many > 0) & (step_bytes(demands, cut, sizes) <= pools[pool_of])
     whole[step[begin == NOWHERE]] = False
     kept = whole[step] & (begin < end)
     first = np.concatenate([[0], np.cumsum(np.bincount(step[kept], minlength=len(many))[whole])])
-    return Steps(first, begin[kept], end[kept], sizes[layers[step[kept]]], room)
+    return Steps(first, begin[kept], end[kept], sizes[x[kept]], room)
 
 
 def _last_uses(x: np.ndarray, begun: np.ndarray, place: np.ndarray) -> np.ndarray:

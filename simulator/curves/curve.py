@@ -27,7 +27,7 @@ from moereplay.results.remarks import with_routing
 from moereplay.results.result import Row
 from moereplay.results.settings import OF_CURVES, older
 from moereplay.simulator.bounds import RELAXED as RELAXED_BOUND
-from moereplay.simulator.bounds import Bound, count, misses_of
+from moereplay.simulator.bounds import Bound, bytes_of, count, misses_of
 from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig, configure
 from moereplay.simulator.curves import belady, lru
 from moereplay.simulator.curves.stream import Cut, Demands, Tally, demands_of, tally
@@ -160,7 +160,7 @@ def curve(
     grid = _asked(geometry, capacities) if bracketed else _grid(geometry, scope, () if equal else capacities)
     cut = Cut(geometry.layers, geometry.experts, scope == "per_layer", contract == "atomic")
     counted = tally(geometry.layers, len(grid), None if equal else grid)
-    weights = np.array([1 if equal else size for size in geometry.expert_bytes], np.int64)
+    weights = np.ones(geometry.layers * geometry.experts, np.int64) if equal else geometry.rows.bytes
     demands = demands_of(trace, config.schedule, reset)
     if bracketed:
         run_interruptibly(partial(_count, demands, "lru", cut, weights, counted, lambda steps: None))
@@ -196,10 +196,16 @@ def settings(
             "no curve with scope per_link: which experts share a pool depends on a platform; replay the capacities "
             "that matter, or count a curve per layer"
         )
+    if scope == "per_layer" and geometry.bytes_by_expert:
+        raise ConfigError(
+            "no curve with scope per_layer where experts of a layer differ in bytes: pools are divided by bytes, and "
+            "no capacity is a number of experts in each; replay the capacities that matter, or count a global curve"
+        )
     if policy not in offered(geometry, scope):
         raise ConfigError(
             f"no curve of {policy} in a pool of unequal bytes: it is not a stack algorithm there, more room can cost "
-            f"hits; {RELAXED} bounds it, scope per_layer has it, and so has a replay of each capacity that matters"
+            f"hits; {RELAXED} bounds it, {'' if geometry.bytes_by_expert else 'scope per_layer has it, '}and so has a "
+            "replay of each capacity that matters"
         )
     return config
 
@@ -216,7 +222,7 @@ def is_ready(policy: str) -> bool:
 
 def _shares_a_size(geometry: Geometry, scope: str) -> bool:
     """Return True if all experts of a pool have the same size."""
-    return scope == "per_layer" or len(set(geometry.expert_bytes)) == 1
+    return not geometry.bytes_by_expert and (scope == "per_layer" or len(set(geometry.expert_bytes)) == 1)
 
 
 def _grid(geometry: Geometry, scope: str, more: Sequence[int]) -> np.ndarray:
@@ -224,7 +230,7 @@ def _grid(geometry: Geometry, scope: str, more: Sequence[int]) -> np.ndarray:
     sizes, experts = geometry.expert_bytes, geometry.experts
     if scope == "per_layer":
         return np.arange(1, experts + 1) * sum(sizes)
-    each = Fraction(sum(sizes), geometry.layers)
+    each = Fraction(geometry.total_bytes, geometry.layers * experts)
     whole = {int(count * each) for count in range(1, geometry.layers * experts + 1)}
     return np.array(sorted(capacity for capacity in whole | set(more) if capacity >= max(sizes)), np.int64)
 
@@ -242,7 +248,7 @@ def _asked(geometry: Geometry, capacities: Sequence[int]) -> np.ndarray:
 
 def _bracket(trace: Trace, config: ReplayConfig, grid: np.ndarray, done: Callable[[int], None]) -> np.ndarray:
     """Return bounds on the fewest misses at each capacity (2, G): a lower bound, and a feasible number."""
-    sizes, found = trace.geometry.expert_bytes, []
+    sizes, found = bytes_of(trace.geometry), []
     steps = len(demand_of(trace, config.schedule).offsets) - 1
     how = (RELAXED_BOUND, config.schedule, config.reset, config.scope, config.contract)
     for at, pool in enumerate(grid.tolist()):
@@ -277,7 +283,7 @@ def _curve(trace: Trace, policy: str, config: ReplayConfig, grid: np.ndarray, de
         model=trace.header.provenance.model,
         synthetic=synthetic(trace.header.provenance),
         experts=geometry.layers * geometry.experts,
-        total_bytes=geometry.experts * sum(geometry.expert_bytes),
+        total_bytes=geometry.total_bytes,
         dense=dense,
         capacity_bytes=grid,
         layer_misses=misses,

@@ -86,14 +86,15 @@ def _bucket(grid, capacities, depth):
 
 
 @fast
-def _count(depth, together, heavy, found, grid, undecided):
-    """Count demands that are looked up together, and the capacities at which times decide what they leave.
+def _count(depth, together, whole, found, grid, undecided):
+    """Count demands that are looked up together, of `whole` weight, and the capacities at which times decide what they
+    leave.
 
     Return the largest index of them, from which on all hit.
     At a capacity below their weight their own experts push each other out as they are computed, hits first. That is
     demand order, LRU's own, unless one that misses comes right before one that hits.
     """
-    capacities, whole, before, largest = len(found) - 2, heavy * together, 0, 0
+    capacities, before, largest = len(found) - 2, 0, 0
     for n in range(together):
         bucket = capacities + 1 if depth[n] == FIRST_USE else _bucket(grid, capacities, depth[n])
         found[bucket] += 1
@@ -123,11 +124,17 @@ def _close_gaps(line, end):
 
 
 @fast
-def _move_to_top(line, expert, first, stop, base, end, heavy):
+def _weight(line, expert, at, weights, at_weights):
+    """Return the weight of a demanded expert of the layer whose weights begin there."""
+    return weights[at_weights + np.int64(expert[at])] if len(line.weight) > 0 else ONE
+
+
+@fast
+def _move_to_top(line, expert, first, stop, base, end, weights, at_weights):
     """Use in demand order the experts that were looked up together; return the new end of the time line."""
     for at in range(first, stop):
         x = base + np.int64(expert[at])
-        old = line.slot[x]
+        old, heavy = line.slot[x], _weight(line, expert, at, weights, at_weights)
         if old >= 0:
             _flip(line, old, -heavy)
             if len(line.weight) > 0:
@@ -147,18 +154,23 @@ def _walk(demands, first, last, cut, weights, stack, into):
         if layer == 0 and demands.fresh[step // cut.layers]:
             stack.used[:], stack.block[:], stack.group[:], stack.weight[:] = 0, 0, 0, 0
             stack.slot[:], stack.end[:] = NOWHERE, 0
-        pool, base, heavy = layer if cut.per_layer else 0, 0 if cut.per_layer else layer * cut.experts, weights[layer]
+        mine = layer * cut.experts
+        pool, base = layer if cut.per_layer else 0, 0 if cut.per_layer else mine
         used, block, group = stack.used[pool], stack.block[pool], stack.group[pool]
         line = TimeLine(used, block, group, stack.weight[pool], stack.owner[pool], stack.slot[pool])
         begin, stop = demands.offsets[step], demands.offsets[step + 1]
         together, largest = stop - begin if cut.atomic else 1, 0
         for here in range(begin, stop, max(1, together)):
-            after, end = here + together, stack.end[pool]
+            after, end, whole = here + together, stack.end[pool], np.int64(together)
+            if len(line.weight) > 0:
+                whole = np.int64(0)
+                for at in range(here, after):
+                    whole += _weight(line, demands.expert, at, weights, mine)
             _measure(line, demands.expert, here, after, base, stack.depth)
-            largest = max(largest, _count(stack.depth, together, heavy, into.found[layer], into.grid, into.undecided))
+            largest = max(largest, _count(stack.depth, together, whole, into.found[layer], into.grid, into.undecided))
             if end + together > len(line.owner):
                 end = _close_gaps(line, end)
-            stack.end[pool] = _move_to_top(line, demands.expert, here, after, base, end, heavy)
+            stack.end[pool] = _move_to_top(line, demands.expert, here, after, base, end, weights, mine)
         into.complete[layer, largest] += 1 if stop > begin else 0
 
 
@@ -179,7 +191,7 @@ WALK = compiled(_walk)
 
 
 def count(demands: Demands, cut: Cut, weights: np.ndarray, into: Tally, done: Callable[[int], None]) -> None:
-    """Count the whole stream into `into`; `weights` (L,) int64, by layer; `done` takes numbers of steps."""
+    """Count the whole stream into `into`; `weights` (L * E,) int64, of every expert; `done` takes numbers of steps."""
     stack = _empty(cut, bool((weights == 1).all()))
     for first, last in spans(demands, done):
         WALK(demands, first, last, cut, weights, stack, into)

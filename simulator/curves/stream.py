@@ -158,21 +158,22 @@ def _walk(demands, first, last, cut, sizes, pool, forced, line):
         layer = step % cut.layers
         if layer == 0 and demands.fresh[step // cut.layers]:
             line.open[:] = NOWHERE
-        begin, stop, size = demands.offsets[step], demands.offsets[step + 1], sizes[layer]
+        begin, stop = demands.offsets[step], demands.offsets[step + 1]
         together = stop - begin if cut.atomic else 1
         for group in range(begin, stop, max(1, together)):
-            after = place + 1 if forced else place
+            after, size = place + 1 if forced else place, np.int64(0)
             for at in range(group, group + together):
                 x = layer * cut.experts + np.int64(demands.expert[at])
                 if line.open[x] != NOWHERE:
                     line.end[line.open[x]] = place
-                line.begin[stays], line.end[stays], line.size[stays] = after, NOWHERE, size
+                line.begin[stays], line.end[stays], line.size[stays] = after, NOWHERE, sizes[x]
                 line.open[x] = stays
                 stays += 1
+                size += sizes[x]
             if forced:
-                line.room[place] = max(0, pool[0] - together * size)
+                line.room[place] = max(0, pool[0] - size)
                 place += 1
-            if not forced or together * size > pool[0]:
+            if not forced or size > pool[0]:
                 line.room[place] = pool[0]
                 place += 1
     line.told[1], line.told[2] = place, stays
@@ -200,12 +201,13 @@ def stays_of(
 ) -> Stays:
     """Return the stays of one pool of all layers.
 
-    `sizes`: the bytes of an expert, by layer; `pool`: bytes; `warm`: experts of the model that are cached at the start.
+    `sizes`: the bytes of an expert, by layer, or of every expert x; `pool`: bytes; `warm`: experts of the model that
+    are cached at the start.
     """
-    each, room = np.array(sizes, np.int64), np.array([pool], np.int64)
+    each, room = of_every(sizes, cut), np.array([pool], np.int64)
     line = _empty(demands, cut, each, pool, forced, len(warm))
     for n, x in enumerate(warm):
-        line.begin[n], line.end[n], line.size[n], line.open[x] = 0, NOWHERE, each[x // cut.experts], n
+        line.begin[n], line.end[n], line.size[n], line.open[x] = 0, NOWHERE, each[x], n
     line.told[2] = len(warm)
     for first, last in spans(demands, lambda steps: None):
         WALK(demands, first, last, cut, each, room, forced, line)
@@ -214,11 +216,22 @@ def stays_of(
     return Stays(line.begin[:kept], line.end[:kept], line.size[:kept], line.room[:places], always)
 
 
+def of_every(sizes: Sequence[int], cut: Cut) -> np.ndarray:
+    """Return the bytes of every expert x (L * E,) int64, given these, or those by layer."""
+    return np.repeat(np.array(sizes, np.int64), cut.layers * cut.experts // len(sizes))
+
+
+def step_bytes(demands: Demands, cut: Cut, sizes: np.ndarray) -> np.ndarray:
+    """Return the bytes that each step demands, given those of every expert x."""
+    layer = np.repeat(np.arange(len(demands.offsets) - 1) % cut.layers, np.diff(demands.offsets))
+    ends = np.concatenate([[0], np.cumsum(sizes[layer * cut.experts + demands.expert])])
+    return ends[demands.offsets[1:]] - ends[demands.offsets[:-1]]
+
+
 def _empty(demands: Demands, cut: Cut, sizes: np.ndarray, pool: int, forced: bool, warm: int) -> Line:
     many = np.diff(demands.offsets)
     stays, looked_up = int(demands.offsets[-1]) + warm, np.count_nonzero(many) if cut.atomic else int(many.sum())
-    layer = np.arange(len(many)) % cut.layers
-    beyond = int(np.count_nonzero(many * sizes[layer] > pool)) if forced and cut.atomic else 0
+    beyond = int(np.count_nonzero(step_bytes(demands, cut, sizes) > pool)) if forced and cut.atomic else 0
     places = np.zeros(looked_up + beyond + 1, np.int64)
     begin, end = np.zeros(stays, np.int32), np.zeros(stays, np.int32)
     open_ = np.full(cut.layers * cut.experts, NOWHERE, np.int64)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.curves.stream import Cut, Demands, Stays, rise, sink, stays_of
+from moereplay.simulator.curves.stream import Cut, Demands, Stays, of_every, rise, sink, stays_of
 from moereplay.simulator.jit.calls import compiled
 from moereplay.simulator.jit.marks import called
 from moereplay.simulator.threads import check_stop
@@ -227,7 +227,7 @@ PASS_BY = compiled(_pass_by)
 
 
 def _reached(stays: Stays, prices: np.ndarray, experts: int) -> int:
-    """Return the hits of the way at these prices; at most so many experts are cached at a time."""
+    """Return the hits of the way at these prices; at most so many experts have the same size."""
     sizes, of = np.unique(stays.size, return_inverse=True)
     heap = np.zeros((len(sizes), 2 * experts + 1), np.int64)
     leaves, told = np.zeros(len(stays.room) + 1, np.int64), np.zeros(1, np.int64)
@@ -244,7 +244,7 @@ def most_hits(
 ) -> Bracket:
     """Bracket the most hits in one pool of all layers.
 
-    `sizes`: the bytes of an expert, by layer; `pool`: bytes; `warm`: experts of the model that are cached at the start.
+    `sizes`, `pool` and `warm` as in `stays_of`.
     """
     unit = gcd(*sizes)  # nothing else fits in the rest
     stays = stays_of(demands, cut, [size // unit for size in sizes], pool // unit, forced, warm)
@@ -252,5 +252,6 @@ def most_hits(
         return Bracket(stays.always, stays.always)
     best = _best_prices(stays, pool // unit)
     at_most = min(_in_integers(stays, best), stays.always + len(stays.size))
-    reached = (_reached(stays, prices, cut.units) for prices in (best, np.ones(len(best))))
+    alike = int(np.unique(of_every(sizes, cut), return_counts=True)[1].max())
+    reached = (_reached(stays, prices, alike) for prices in (best, np.ones(len(best))))
     return Bracket(max(reached), at_most)

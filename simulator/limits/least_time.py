@@ -141,7 +141,8 @@ def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
         dense[:, 0] += spec.times.draft_ns(1) * inputs["pass_drafts"]
     many = np.diff(demand.offsets)
     layer = np.repeat(np.arange(len(many)) % layers, many)
-    each = costs["expert_ns"][costs["cost_row"][layer], demand.tokens]
+    rows = ready.layout.rows[layer * trace.geometry.experts + demand.expert]
+    each = costs["expert_ns"][costs["cost_row"][rows], demand.tokens]
     ends = np.concatenate([[0], np.cumsum(each)])
     expert = ends[demand.offsets[1:]] - ends[demand.offsets[:-1]]
     last = np.zeros(len(many), np.int64)
@@ -173,10 +174,10 @@ def carried(times: Times, most: int) -> np.ndarray:
 
 def _least_in_batches(times: Times, home: int) -> Fraction:
     """Return the least time of an expert on the wire in nanoseconds, over its layers and the sizes of batches."""
-    layers = {size: layer for layer, size in enumerate(times.expert_bytes)}.values()
+    rows = {size: row for row, size in enumerate(times.expert_bytes)}.values()
     experts = len(times.homes) // len(times.expert_bytes)
-    batches = [(many, layer) for layer in layers for many in range(1, experts + 1)]
-    return min(Fraction(times.batch_ns(home, [(layer, 0)] * many), many) for many, layer in batches)
+    batches = [(many, row) for row in rows for many in range(1, experts + 1)]
+    return min(Fraction(times.batch_ns(home, [(row, 0)] * many), many) for many, row in batches)
 
 
 def _least_ns(run: Run, warm: list[int], first: int, last: int) -> int:

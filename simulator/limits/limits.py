@@ -70,9 +70,9 @@ MOST_TRIED = 10**7  #: numbers of experts of each size that are tried
 
 def _most_bytes(hits: np.ndarray, bound: Bound) -> int | None:
     """Return the most hits (L, E) of a set that fits the pool, by trying how many experts it has of each size."""
-    sizes, found = np.array(bound.sizes), list[tuple[int, np.ndarray]]()
+    sizes, found = np.repeat(bound.sizes, hits.size // len(bound.sizes)), list[tuple[int, np.ndarray]]()
     for size in sorted(set(bound.sizes), reverse=True):  # of a size the best are taken first
-        found.append((size, np.concatenate([[0], np.cumsum(-np.sort(-hits[sizes == size], axis=None))])))
+        found.append((size, np.concatenate([[0], np.cumsum(-np.sort(-hits.ravel()[sizes == size]))])))
     tried = prod(len(best) for _, best in found[:-1])
     return _most_of_sizes(found, bound.pool) if tried <= MOST_TRIED else None
 
@@ -152,6 +152,10 @@ OTHER_PRECISIONS = "no least time where misses are fetched at several precisions
 BESIDE = "no least time with side buffers: they hold experts outside the cache"
 BESIDE_RESIDENTS = "no limits beside --resident, which no strategy may evict"
 BY_LINK = "no limits of pools by link; a replay has the Belady bound of these"
+BY_LAYER = (
+    "no limits of pools by layer where experts of a layer differ in bytes; a replay has the Belady bound of these"
+)
+UNEVEN_BATCHES = "no least time where links read matrix by matrix experts of a layer that differ in bytes"
 OTHER_DEMAND = "no least time where routing changes the demand"
 OTHER_BYTES = "no bound for other routing where experts of one pool differ in bytes"
 MANY_SIZES = "no fixed set: experts of one pool have too many sizes"
@@ -184,7 +188,8 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
         counted = {} if bound is None else count(trace, bound)
         why = f"{found.remark}: {found.setting}"
         if bound is not None and bound.admission:
-            why = BY_LINK if bound.parts else BESIDE_RESIDENTS
+            by_layer = BY_LAYER if config.scope == "per_layer" else BY_LINK
+            why = by_layer if bound.parts else BESIDE_RESIDENTS
         unknown = dict.fromkeys(("relaxed", "forced", "fixed", "routed", "least"))
         return Limits(
             len(demand_of(trace, config.schedule).expert), counted.get("compulsory"), **unknown, reasons=(why, *reasons)
@@ -231,5 +236,7 @@ def _no_least_time(ready: Plan) -> Iterator[str]:
         yield f"{NOT_FETCHED}: {ready.config.miss}"
     elif ready.layout.precisions > 1:
         yield f"{OTHER_PRECISIONS}: {ready.config.miss}"
+    if ready.machine.by_matrix and ready.layout.geometry.bytes_by_expert:
+        yield UNEVEN_BATCHES
     if chosen.prefetch.policy.side_slots(chosen.prefetch.params):
         yield f"{BESIDE}: {ready.config.prefetch}"

@@ -258,7 +258,7 @@ class Cache:
         self._counters.count("evictions", layer)
         self._counters.lived(expert["layer"], self.tables.now["step"] - self._entered_step[y])
         if copy["prefetched"]:
-            self._counters.count("bytes_wasted", expert["layer"], copy["bytes"])
+            self._counters.count("bytes_wasted", expert["layer"], self.tables.own_bytes[y])
         copy.update(state=ABSENT, protected=0, prefetched=0)
         self._vacate(y)
         self._forget_uses(y // self._precisions)
@@ -368,4 +368,4 @@ class Cache:
     def unused_bytes(self) -> list[tuple[int, int]]:
         """Return (layer, bytes) of each copy that was prefetched and is still unused."""
         unused = [y for y, copy in enumerate(self.tables.copies) if copy["state"] == RESIDENT and copy["prefetched"]]
-        return [(self.tables.experts[y // self._precisions]["layer"], self.tables.copies[y]["bytes"]) for y in unused]
+        return [(self.tables.experts[y // self._precisions]["layer"], self.tables.own_bytes[y]) for y in unused]

@@ -166,7 +166,7 @@ class Link:
 
     def _moved(self, transfer: Transfer) -> list[tuple[str, int]]:
         """Return the counters that a starting transfer adds to."""
-        size = self._cache.tables.copies[transfer.y]["bytes"]
+        size = self._cache.tables.own_bytes[transfer.y]
         if self._into is not self._cache:
             return [("bytes_lower", size)]
         if transfer.prefetch:

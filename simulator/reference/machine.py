@@ -207,18 +207,19 @@ class SimulatedAccelerator:
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool = False, lands: int = 0) -> Activity:
         """Start a copy; if it arrives in pieces, it ends no sooner than the last piece (at `lands`) allows."""
-        spent = self._times.expert_ns(layer, y % self._precisions, tokens, contended)
+        spent = self._times.expert_ns(*self._times.kind(y), tokens, contended)
         home = self._times.homes[y // self._precisions]
         rest = part(spent, MILLION - self._times.first[home])
         return self._busy(spent, until=lands + rest if lands else 0)
 
     def load(self, layer: int, y: int) -> Activity:
         """Start the time that compute spends on having a copy loaded."""
-        return self._busy(self._times.load_ns[layer][y % self._precisions])
+        row, precision = self._times.kind(y)
+        return self._busy(self._times.load_ns[row][precision])
 
     def stage(self, layer: int, work: Sequence[tuple[int, int]], contended: bool, matrix: int) -> Activity:
         """Start one matrix of several copies, or all of them: the rounded sums of the matrices add up to the whole."""
-        whole = sum(self._times.expert_ns(layer, y % self._precisions, tokens, contended) for y, tokens in work)
+        whole = sum(self._times.expert_ns(*self._times.kind(y), tokens, contended) for y, tokens in work)
         if not matrix:
             return self._busy(whole)
         return self._busy(self._times.of_matrices(whole, matrix) - self._times.of_matrices(whole, matrix - 1))
@@ -238,7 +239,7 @@ class SimulatedProcessor:
     def expert(self, layer: int, y: int, tokens: int, contended: bool, extra_ns: int = 0) -> Activity:
         """Queue an expert; its times are known at once."""
         began = max(int(self._env.now), self._free_at)
-        spent = self._times.cpu_ns(layer, y % self._precisions, tokens, contended) + extra_ns
+        spent = self._times.cpu_ns(*self._times.kind(y), tokens, contended) + extra_ns
         self._free_at = began + spent
         return Planned(self._env, CPU, Span(began, self._free_at, spent))
 
@@ -254,8 +255,8 @@ class SimulatedChannel:
     def start(self, transfer: Transfer, contended: bool) -> Activity:
         """Start a transfer, which ends at max(now + latency, end of the previous one) + its time on the wire."""
         wire_ns = (self._times.contended_wire_ns if contended else self._times.wire_ns)[self._row]
-        layer, precision = self._kind(transfer)
-        whole = wire_ns[layer][precision]
+        row, precision = self._times.kind(transfer.y)
+        whole = wire_ns[row][precision]
         free, span = self._move(transfer, whole, transfer.victims)
         piece = self._first_piece(span.began, free, whole)
         activity = Planned(self._env, of_link(self._row), span)
@@ -264,21 +265,17 @@ class SimulatedChannel:
 
     def start_batch(self, transfers: Sequence[Transfer], contended: bool) -> list[Activity]:
         """Start a transfer of several copies, whose matrices land one after the other; the last completes it."""
-        whole = self._times.batch_ns(self._row, [self._kind(transfer) for transfer in transfers], contended)
+        whole = self._times.batch_ns(self._row, [self._times.kind(transfer.y) for transfer in transfers], contended)
         free, span = self._move(transfers[0], whole, sum(transfer.victims for transfer in transfers))
         landings = [free + self._times.of_matrices(whole, many + 1) for many in range(len(self._times.matrices))]
         return [Planned(self._env, of_link(self._row), span._replace(ended=landing)) for landing in landings]
 
-    def _kind(self, transfer: Transfer) -> tuple[int, int]:
-        """Return layer and precision of a transfer's copy."""
-        return transfer.layer, transfer.y % self._precisions
-
     def _move(self, transfer: Transfer, whole: int, victims: int) -> tuple[int, Span]:
         """Take the wire for `whole` ns; return when bytes begin, and the span. `transfer` is the first of a batch."""
         now = int(self._env.now)
-        layer, precision = self._kind(transfer)
+        row, precision = self._times.kind(transfer.y)
         idle = self._last_done < now
-        latency = self._times.latency_ns[self._row] + (self._times.start_ns[self._row][layer][precision] if idle else 0)
+        latency = self._times.latency_ns[self._row] + (self._times.start_ns[self._row][row][precision] if idle else 0)
         latency += victims * self._times.victim_ns
         free, begins = max(now + latency, self._last_done), max(now, self._last_done)
         self._last_done = free + whole

@@ -30,6 +30,7 @@ class Tables:
         }
         self.experts = [dict.fromkeys(EXPERT.names or (), 0) for _ in range(layout.experts)]
         self.copies = [dict.fromkeys(COPY.names or (), 0) for _ in range(layout.experts * layout.precisions)]
+        self.own_bytes: list[int] = layout.own_bytes.tolist()  #: of each copy; in its pool it may take more
         self._describe(layout, pool_of)
         for x, position in enumerate(oracle.first_uses):
             self.experts[x]["next_use"] = position
@@ -39,12 +40,12 @@ class Tables:
         self.clear()
 
     def _describe(self, layout: CopyLayout, pool_of: Sequence[int]) -> None:
+        taken = layout.taken.tolist()
         for x, row in enumerate(self.experts):
             row["layer"] = x // layout.geometry.experts
             row["next_use"] = row["next_pass"] = row["profile"] = NEVER
         for y, row in enumerate(self.copies):
-            layer = self.experts[y // layout.precisions]["layer"]
-            row["bytes"] = layout.tiers[y % layout.precisions][layer]
+            row["bytes"] = taken[y]
             row["pool"] = pool_of[y // layout.precisions]
 
     def _rank(self, ranking: Sequence[int], pools: int) -> None:
@@ -277,7 +278,7 @@ class LowerTier:
             self._tables.copies[y]["lower"] = int(here)
 
     def _bytes(self, y: int) -> int:
-        return self._tables.copies[y]["bytes"]
+        return self._tables.own_bytes[y]
 
 
 # side buffers

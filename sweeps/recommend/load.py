@@ -257,6 +257,7 @@ def _streams(load: Load) -> int:
 def _load(options: Options, geometry: Geometry, model: str, name: str, known: KnownModel | None) -> Load:
     """Return the load without routing."""
     drafts = asked(options.concurrency, options.draft, model)
+    geometry.refuse_uneven("recommend")
     load = Load(
         name=name,
         model=model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import write_trace
 from tests.commands.test_full_disk import limited
 from tests.kit.command import moereplay_here as moereplay
+from tests.kit.command import unfolded
 from tests.kit.every import every
 from tests.kit.stored import PLAIN, ids_only
 
@@ -98,3 +100,24 @@ def test_a_full_disk_leaves_what_was_there(words: str, folder: Path) -> None:
     assert trace.digest == before
     ended = moereplay("traces", *words.split(), cwd=folder)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_bytes_of_every_expert_come_from_a_file(tmp_path: Path) -> None:
+    rows = [f"0,{token},0,{expert}" for token, expert in enumerate((1, 2, 0, 2))]
+    (tmp_path / "rows.csv").write_text("\n".join(["request,token,layer,expert_0", *rows, ""]))
+    (tmp_path / "sizes.json").write_text("[[6000000, 2000000, 2000000]]")
+    sizes = ("--expert-bytes", "sizes.json", "--out", "a.zarr")
+    assert moereplay("import", "rows.csv", *sizes, cwd=tmp_path).returncode == 0
+    assert "experts: 2 of 1.907 MiB, 1 of 5.722 MiB; 0.02 GiB in slots" in unfolded(
+        moereplay("inspect", "a.zarr", cwd=tmp_path).stdout
+    )
+    # 8 MB hold expert 0 and one other, or one slot of 6 MB, in which nothing is found again
+    for slots, hits in (("exact", 1), ("padded", 0)):
+        done = moereplay("replay", "a.zarr", "--capacity", "8MB", "--slots", slots, "--json", cwd=tmp_path)
+        assert json.loads(done.stdout)["totals"]["hits"] == hits
+    for command in (("recommend", "a.zarr", "--vram", "8GB"), ("curve", "a.zarr", "--scope", "per_layer")):
+        refused = moereplay(*command, cwd=tmp_path)
+        assert refused.returncode == 2 and "replay" in refused.stderr
+    (tmp_path / "sizes.json").write_text("[6000000, 2000000]")
+    refused = moereplay("import", "rows.csv", *sizes, cwd=tmp_path)
+    assert "invalid --expert-bytes sizes.json: expected a JSON list of lists" in unfolded(refused.stderr)

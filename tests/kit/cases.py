@@ -18,14 +18,14 @@ from moereplay.policies.contract import UNIT, Miss
 from moereplay.results.counters import BY_LAYER
 from moereplay.results.result import Columns, Event
 from moereplay.results.result import Row as Counts
-from moereplay.simulator.capacity import parse_size, residents
+from moereplay.simulator.capacity import padded, parse_size, residents
 from moereplay.simulator.config import configure
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
 from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform, Roofline, Wire
 from moereplay.simulator.rates import Decisions, Drafting, Loading
 from moereplay.simulator.reference.engine import run
 from moereplay.simulator.source import Gate, Mixture, Pass, Row
-from moereplay.simulator.times import Times
+from moereplay.simulator.times import Times, homes_of
 from moereplay.traces import routers
 from moereplay.traces.demand import Union, union_of
 from moereplay.traces.routers import to_units
@@ -268,9 +268,12 @@ def spec_of(
     miss = config.policy_set().miss
     assert isinstance(miss.policy, Miss)
     bits = miss.policy.bits(miss.params)
-    tiers = tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
+    tiers = tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.rows.sizes,)
     lower = tuple(int(parse_size(tier.capacity) or 0) for tier in where.tiers)
-    spec = RunSpec(config, CopyLayout(geometry, tiers), Times(where, geometry, tiers), pools, log, lower, by_layer=True)
+    homes = homes_of(where, geometry) if config.scope == "per_link" else ()
+    slots = padded(geometry, config.scope, homes) if config.slots == "padded" else None
+    layout = CopyLayout(geometry, tiers, slots)
+    spec = RunSpec(config, layout, Times(where, geometry, tiers), pools, log, lower, by_layer=True)
     return spec.beside(residents(config.resident, geometry))
 
 

@@ -22,6 +22,7 @@ from tests.kit.cases import ListSource, Outcome, machine, replay_lists
 from tests.kit.scenarios import (
     CONTRACTS,
     EVICTIONS,
+    LARGEST,
     MISSES,
     PREFETCHES,
     SIDE_BUFFER,
@@ -168,6 +169,37 @@ def by_matrix(draw: st.DrawFn, **fixed: Any) -> Scenario:
     return scenario
 
 
+@st.composite
+def uneven(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Any scenario whose experts differ in bytes within their layers, in exact or in padded slots."""
+    scenario = draw(st.one_of(hybrid(**fixed, warm=()), priced(**fixed, warm=()), by_matrix(**fixed, warm=())))
+    if parse("miss", scenario.settings["miss"]).policy.bits(parse("miss", scenario.settings["miss"]).params):
+        scenario.settings["miss"] = "fetch"
+    shape = scenario.source.geometry
+    each = st.lists(st.integers(1, LARGEST), min_size=shape.experts, max_size=shape.experts)
+    geometry = shape.sized(draw(each) for _ in range(shape.layers))
+    scope = draw(st.sampled_from(("global", "per_layer", "per_link")))
+    scenario.source.geometry = geometry
+    scenario.settings.update(scope=scope, slots=draw(st.sampled_from(("exact", "padded"))), resident=())
+    scenario = scenario._replace(pools=(0,) * (geometry.layers if scope == "per_layer" else 1))
+    of_pools: list[list[int]] = [[] for _ in range(1 + max(_pool_of(scenario)))]
+    for pool, size in zip(_pool_of(scenario), taken(scenario), strict=True):
+        of_pools[pool].append(size)
+    pools = tuple(max(sizes, default=0) + draw(st.integers(0, sum(sizes) // 2)) for sizes in of_pools)
+    scenario = scenario._replace(pools=pools)
+    scenario.settings["warm"] = draw(_warm(scenario))
+    scenario.settings["resident"] = draw(_resident(scenario))
+    return scenario
+
+
+def taken(scenario: Scenario) -> list[int]:
+    """The bytes that every expert takes of its pool: its own, or those of the pool's largest."""
+    each, pool_of = scenario.source.geometry.rows.bytes.tolist(), _pool_of(scenario)
+    if scenario.settings.get("slots") != "padded":
+        return each
+    return [max(size for size, of in zip(each, pool_of, strict=True) if of == pool) for pool in pool_of]
+
+
 FEW = st.sampled_from((0, 0, 1, 5))  #: nanoseconds
 MISSED = ("missed", "missed", "missed:top=1", "missed:of=any:after=2", "missed:of=dropped", "missed:per_step=1")
 ON_CPU = ("cpu", "cpu:below=2", "split:q=.5", "fiddler:ratio=2:goal=max:decode=cost")
@@ -209,7 +241,7 @@ def by_link(draw: st.DrawFn, **fixed: Any) -> Scenario:
         times |= {"share": None, "layers": named[0]}
     scenario.times.update(times, more=more)
     scenario.settings.update(scope="per_link", resident=())
-    sizes = at_homes(homes_of(machine(**scenario.times), geometry), geometry.expert_bytes)
+    sizes = at_homes(homes_of(machine(**scenario.times), geometry), geometry.rows.bytes.tolist())
     pools = tuple(max(each, default=0) + draw(st.integers(0, sum(each) // 2)) for each in sizes)
     scenario = scenario._replace(pools=pools)
     scenario.settings["warm"] = draw(_warm(scenario))
@@ -229,13 +261,13 @@ def _pool_of(scenario: Scenario) -> tuple[int, ...]:
 def _resident(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...]:
     """Some experts that leave room for another one, and for those that are warm."""
     geometry, warm, chosen = scenario.source.geometry, scenario.settings["warm"], list[tuple[int, int]]()
-    pool_of = _pool_of(scenario)
+    pool_of, each = _pool_of(scenario), (taken(scenario), geometry.experts)
     for pair in draw(st.lists(st.sampled_from([divmod(x, geometry.experts) for x in range(len(pool_of))]), max_size=4)):
         if pair in (*warm, *chosen):
             continue
         try:
-            left = room(scenario.pools, pool_of, geometry.expert_bytes, (*chosen, pair), fetches=True)
-            room(left, pool_of, geometry.expert_bytes, warm, fetches=False)
+            left = room(scenario.pools, pool_of, *each, (*chosen, pair), fetches=True)
+            room(left, pool_of, *each, warm, fetches=False)
         except ConfigError:
             continue
         chosen.append(pair)
@@ -328,10 +360,11 @@ def _warm(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...]:
     """Some experts that fit at the stored precision; precisions below that fit all the more."""
     geometry, room, warm = scenario.source.geometry, list(scenario.pools), []
     every = [(layer, expert) for layer in range(geometry.layers) for expert in range(geometry.experts)]
-    pool_of = _pool_of(scenario)
+    pool_of, each = _pool_of(scenario), taken(scenario)
     for layer, expert in draw(st.lists(st.sampled_from(every), unique=True, max_size=4)):
         pool = pool_of[layer * geometry.experts + expert]
-        if geometry.expert_bytes[layer] <= room[pool]:
-            room[pool] -= geometry.expert_bytes[layer]
+        size = each[layer * geometry.experts + expert]
+        if size <= room[pool]:
+            room[pool] -= size
             warm.append((layer, expert))
     return tuple(warm)

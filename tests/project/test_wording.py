@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -196,7 +197,7 @@ def test_what_is_no_size_of_an_expert_is_refused_with_the_forms(text: str, tmp_p
 def test_a_capacity_above_everything_is_said(text: str, times: str) -> None:
     geometry = sizes(2, 10, 2, 1000)
     for scope in ("global", "per_layer"):
-        found = surplus(parse_capacity(text, geometry, scope, ((1000, 1000),)), geometry, ((1000, 1000),))
+        found = surplus(parse_capacity(text, geometry, scope, ((1000, 1000),)), geometry, np.full(20, 1000))
         assert (found is not None) == bool(times), scope
         assert found is None or f"capacity is {times} times all 20 experts" in found
 
@@ -204,7 +205,8 @@ def test_a_capacity_above_everything_is_said(text: str, times: str) -> None:
 def test_everything_is_what_can_be_cached_at_every_precision() -> None:
     """Two precisions of 1,000 and 500 bytes: 30 kB of copies, of which 150 % of the stored bytes is no more."""
     geometry, tiers = sizes(2, 10, 2, 1000), ((1000, 1000), (500, 500))
-    held = [surplus(parse_capacity(text, geometry, "global", tiers), geometry, tiers) for text in ("150%", "151%")]
+    both = np.full(20, 1500)
+    held = [surplus(parse_capacity(text, geometry, "global", tiers), geometry, both) for text in ("150%", "151%")]
     assert held[0] is None and held[1] is not None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -30,25 +30,31 @@ State = frozenset[Expert]
 # ---------------------------------------------------------------- all ways to evict
 
 
-def subsets(of: Sequence[tuple[int, int]], room: int, each: Sequence[int]) -> Iterator[State]:
+#: Bytes of an expert, by layer or by expert.
+Each = Sequence[int] | Mapping[Expert, int]
+
+
+def bytes_of(x: Expert, each: Each) -> int:
+    return each[x] if isinstance(each, Mapping) else each[x[0]]
+
+
+def subsets(of: Sequence[Expert], room: int, each: Each) -> Iterator[State]:
     """Every choice of experts (layer, expert) that fits into so many bytes."""
     if not of:
         yield frozenset()
         return
     first, *others = of
     yield from subsets(others, room, each)
-    if each[first[0]] <= room:
-        yield from (chosen | {first} for chosen in subsets(others, room - each[first[0]], each))
+    if (size := bytes_of(first, each)) <= room:
+        yield from (chosen | {first} for chosen in subsets(others, room - size, each))
 
 
-def most_hits(
-    steps: Sequence[State], pool: int, each: Sequence[int], admission: str, start: State = frozenset()
-) -> int:
+def most_hits(steps: Sequence[State], pool: int, each: Each, admission: str, start: State = frozenset()) -> int:
     """Search all sequences of contents that a pool of that size may have after each step."""
     best = {start: 0}
     for demanded in steps:
         after: dict[State, int] = {}
-        needed = sum(each[layer] for layer, _ in demanded)
+        needed = sum(bytes_of(x, each) for x in demanded)
         stays = demanded if admission == FORCED and needed <= pool else frozenset()
         room = pool - (needed if stays else 0)
         for held, hits in best.items():

@@ -82,7 +82,7 @@ class Scenario(NamedTuple):
     def every_byte(self) -> range:
         """From the largest expert to all of them."""
         geometry = self.trace.geometry
-        return range(max(geometry.expert_bytes), geometry.experts * sum(geometry.expert_bytes) + 1)
+        return range(max(geometry.expert_bytes), geometry.total_bytes + 1)
 
     def curve(self, policy: str) -> Curve:
         how: dict[str, Any] = dict(self.how)

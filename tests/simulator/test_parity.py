@@ -35,6 +35,7 @@ from tests.kit.parity import (
     hybrid,
     priced,
     seen,
+    uneven,
 )
 from tests.kit.policy_catalogue import by_policy
 from tests.kit.scenarios import CONTRACTS, Scenario
@@ -63,6 +64,14 @@ def test_the_engines_agree_under_all_prices(contract: str, scenario: Scenario) -
 @searched(70)
 @given(by_matrix())
 def test_the_engines_agree_where_links_read_matrix_by_matrix(contract: str, scenario: Scenario) -> None:
+    scenario.settings.update(contract=contract)
+    assert seen(scenario, "compiled") == seen(scenario, "reference")
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@searched(80)
+@given(uneven())
+def test_the_engines_agree_where_experts_of_a_layer_differ_in_bytes(contract: str, scenario: Scenario) -> None:
     scenario.settings.update(contract=contract)
     assert seen(scenario, "compiled") == seen(scenario, "reference")
 

@@ -498,6 +498,43 @@ def moe(changed: dict[str, Any], shape: tuple[int, ...] = (32, 32, 8)) -> bytes:
 OK = {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32} | COMMON
 
 
+def of_experts(stored: dict[tuple[int, int], str]) -> KnownModel:
+    """A checkpoint of four layers with tensors of these (layer, expert), by dtype: three matrices of 32 x 64 each."""
+    header = {
+        f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight": {
+            "dtype": dtype,
+            "shape": [32, 64],
+            "data_offsets": [0, 2048 * {"BF16": 2, "F8_E4M3": 1}[dtype]],
+        }
+        for (layer, expert), dtype in stored.items()
+        for part in ("gate", "up", "down")
+    }
+    return with_sizes(of_config(OK), sizes_of(tensors_of(header, "a test"), "a test", 4), "a test")
+
+
+def test_experts_have_the_bytes_of_their_own_tensors() -> None:
+    every = {(layer, expert): "BF16" for layer in range(4) for expert in range(4)}
+    assert of_experts(every).geometry.bytes_by_expert == ()
+    assert of_experts(every | {(2, each): "F8_E4M3" for each in range(4)}).geometry.expert_bytes == (
+        *(12_288, 12_288),
+        *(6_144, 12_288),
+    )
+    # one expert of half the bytes: until it was looked at, all of its layer counted with their mean, 10,752
+    model = of_experts(every | {(1, 3): "F8_E4M3"})
+    assert model.geometry.bytes_by_expert[1] == (12_288, 12_288, 12_288, 6_144)
+    assert model.geometry.expert_bytes == (12_288,) * 4 and model.geometry.total_bytes == 15.5 * 12_288
+    assert dict(explained(model))["an expert"].startswith("0.005859 to 0.01172 MiB, 15.5 bits")
+
+
+def test_layers_with_other_numbers_of_experts_are_refused() -> None:
+    pruned = {(layer, expert): "BF16" for layer in range(4) for expert in range(2 if layer == 3 else 4)}
+    with pytest.raises(TraceError, match="MoE layer 3 has tensors of 2 experts: expected 0 to 3"):
+        of_experts(pruned)
+    data = moe({"llama.expert_count": [8, 4]})
+    with pytest.raises(TraceError, match=r"different numbers of experts \(4, 8\)"):
+        model_of_gguf([read_header(io.BytesIO(data), Path("m.gguf"), len(data))], "m", "a test")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "facts"),
     [

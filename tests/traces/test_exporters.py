@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -239,6 +240,16 @@ def test_records_of_accesses_and_their_next(tmp_path: Path, layer: int | None) -
     ]
     sizes = [trace.geometry.expert_bytes[of] for _, of, _ in stream]
     assert records(out) == list(zip([number for number, _, _ in stream], objects, sizes, following, strict=True))
+
+
+def test_records_have_the_bytes_of_their_own_expert(tmp_path: Path) -> None:
+    trace = whole()
+    table = [[100 * layer + expert + 1 for expert in range(8)] for layer in range(3)]
+    header = trace.header.model_copy(update={"geometry": trace.geometry.sized(table)})
+    out, _ = exported(replace(trace, header=header), "oracle-general", tmp_path, passes="token")
+    assert {(at, size) for _, at, size, _ in records(out)} == {
+        (8 * layer + expert, table[layer][expert]) for _, layer, expert in accesses(trace)
+    }
 
 
 def test_what_the_records_cannot_hold_is_refused(tmp_path: Path) -> None:

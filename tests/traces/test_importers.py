@@ -132,6 +132,20 @@ def test_expert_bytes_must_fit_the_layers(tmp_path: Path) -> None:
     assert "positive" in refusal(path, Options(expert_bytes=0))
 
 
+def test_bytes_of_every_expert_are_given_or_the_models(tmp_path: Path) -> None:
+    path, table = gptoss_file(tmp_path / "a.npz", [0, 5]), ((4, 1, 4, 4), (4, 4, 4, 4))
+    model = Geometry(layers=2, experts=4, k=2, expert_bytes=(9, 9), expert_params=8)
+    given, _ = imported(path, Options(geometry=model, expert_bytes=table))
+    assert (given.geometry.bytes_by_expert, given.geometry.expert_bytes) == (table, (4, 4))
+    assert given.geometry.expert_bits == 3.625  # 29 bytes for 8 experts of 8 parameters
+    of_model, _ = imported(path, Options(geometry=model.sized(table)))
+    assert of_model.geometry.bytes_by_expert == table
+    one_size, _ = imported(path, Options(geometry=model.sized(table), expert_bytes=4))
+    assert (one_size.geometry.bytes_by_expert, one_size.geometry.expert_bytes) == ((), (4, 4))
+    assert "expected 4 sizes in each layer" in refusal(path, Options(geometry=model, expert_bytes=((1, 2), (1, 2))))
+    assert "2 layers, --expert-bytes 1 values" in refusal(path, Options(geometry=model, expert_bytes=((1, 2, 3, 4),)))
+
+
 def test_provenance_names_the_file_and_its_hash(tmp_path: Path) -> None:
     path = gptoss_file(tmp_path / "a.npz", [0, 5])
     trace, _ = imported(path)

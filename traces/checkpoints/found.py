@@ -254,8 +254,8 @@ def explained(model: KnownModel) -> list[tuple[str, str]]:
 def _pairs(model: KnownModel) -> Iterator[tuple[str, str]]:
     geometry = model.geometry
     dense = dense_of(geometry)
-    experts = geometry.experts * sum(geometry.expert_bytes)
-    active = geometry.k * sum(geometry.expert_bytes) + dense.read
+    experts = geometry.total_bytes
+    active = geometry.k * sum(geometry.mean_bytes) + dense.read
     stored = model.published.format
     first = f", after {model.dense_layers} without experts" if model.dense_layers else ""
     shared = f", and {geometry.shared_experts} shared" if geometry.shared_experts else ""
@@ -264,7 +264,7 @@ def _pairs(model: KnownModel) -> Iterator[tuple[str, str]]:
     yield "MoE layers", f"{geometry.layers}{first}"
     yield "experts", f"{geometry.experts} in a layer, {geometry.k} per token{shared}"
     yield "weights", model.weights if model.params else ""
-    yield "an expert", f"{_expert_size(geometry.expert_bytes)}, {geometry.mean_bits:.4g} bits per weight ({stored})"
+    yield "an expert", f"{_expert_size(geometry.rows.sizes)}, {geometry.mean_bits:.4g} bits per weight ({stored})"
     yield "all experts", size(experts)
     yield (
         "dense weights",

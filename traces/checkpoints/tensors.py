@@ -45,6 +45,7 @@ class Sizes(NamedTuple):
     """Bytes of a model's text part. L: layers with routed experts, ascending."""
 
     experts: tuple[int, ...]  #: (L,) all experts of the layer
+    single: tuple[Mapping[int, int], ...]  #: (L,) tensors of one expert each: their bytes by expert
     expert_weights: tuple[int, ...]  #: (L,) their weights, 0 if unknown
     dense: tuple[int, ...]  #: (L,) the rest of the layer
     head: int  #: read by every token outside of these layers: dense layers, final norm and head
@@ -73,6 +74,7 @@ class Sizes(NamedTuple):
 LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|blk|h|layer)\.(\d{1,5})\.")
 #: A tensor of routed experts; shared ones are spelled `shared_experts` or `shared_expert`, and `_shexp` in GGUF.
 ROUTED = re.compile(r"\.experts\.|_exps\.|_exps$|block_sparse_moe\.(?:input|output)_linear\.")
+SINGLE = re.compile(r"\.experts\.(\d{1,5})\.")
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|tok_embeddings|token_embd|wte|word_embeddings|embedding|embeddings)\.")
 HEAD = re.compile(r"^(?:language_model\.)?(?:lm_head|output|model\.lm_head)\.")
 TABLE = re.compile(r"per_layer_token_embd\.|ngram_embedding|\.engram\.embed\.")
@@ -89,6 +91,7 @@ def sizes_of(tensors: Mapping[str, Stored], name: str, layers: int | None = None
     Raises TraceError if no tensor belongs to a routed expert.
     """
     experts: dict[int, int] = defaultdict(int)
+    single: dict[int, Counter[int]] = defaultdict(Counter)
     weights: dict[int, int] = defaultdict(int)
     dense: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     outside, embedding, parts, formats = [0, 0], [0, 0], Counter[str](), Counter[str]()
@@ -106,6 +109,8 @@ def sizes_of(tensors: Mapping[str, Stored], name: str, layers: int | None = None
             _add(embedding if is_table else outside, stored)
         elif ROUTED.search(tensor):
             experts[layer] += stored.size
+            if one := SINGLE.search(tensor):
+                single[layer][int(one[1])] += stored.size
             weights[layer] += stored.weights
             parts[_part(tensor)] += stored.size
             formats[stored.format] += stored.size
@@ -120,6 +125,7 @@ def sizes_of(tensors: Mapping[str, Stored], name: str, layers: int | None = None
         outside = [outside[0] + dense[layer][0], outside[1] + dense[layer][1]]
     return Sizes(
         experts=tuple(experts[layer] for layer in mixtures),
+        single=tuple(single[layer] for layer in mixtures),
         expert_weights=tuple(weights[layer] for layer in mixtures),
         dense=tuple(dense[layer][0] for layer in mixtures),
         head=outside[0],
@@ -180,17 +186,12 @@ def with_sizes(model: KnownModel, sizes: Sizes, name: str) -> KnownModel:
 
 def _stored(geometry: Geometry, sizes: Sizes, name: str) -> Geometry:
     """Return the geometry with the bytes of the tensors. Raises TraceError."""
-    if any(size % geometry.experts for size in sizes.experts):
-        raise TraceError(
-            f"{name}: the experts' bytes are not a multiple of {geometry.experts} experts; a file may be missing"
-        )
-    each = tuple(size // geometry.experts for size in sizes.experts)
+    each = [_each(layer, geometry.experts, sizes, name) for layer in range(geometry.layers)]
     params = geometry.expert_params or sum(sizes.expert_weights) // (geometry.experts * geometry.layers)
-    if not params or not all(each):
+    if not params or not all(map(min, each)):
         raise TraceError(f"{name}: the experts' tensors have no bytes, or are packed so that their weights are unknown")
     stored = {
-        "expert_bytes": each,
-        "expert_bits": round(8 * sum(each) / (params * geometry.layers), 4),
+        "expert_bits": round(8 * sum(sizes.experts) / (params * geometry.layers * geometry.experts), 4),
         "bytes_by_bits": {},
         "dense_layer_bytes": sizes.dense if all(sizes.dense) else (),
         "dense_bytes": sizes.dense_total,
@@ -200,9 +201,23 @@ def _stored(geometry: Geometry, sizes: Sizes, name: str) -> Geometry:
         "matrices": sizes.matrices,
     }
     try:
-        return Geometry(**{key: getattr(geometry, key) for key in Geometry.model_fields} | stored)
+        return geometry.model_copy(update=stored).sized(each)
     except TraceError as wrong:
         raise TraceError(f"{name}: {wrong}") from None
+
+
+def _each(layer: int, experts: int, sizes: Sizes, name: str) -> list[int]:
+    """Return the bytes of every expert of a layer: its own tensors, and its part of stacks. Raises TraceError."""
+    single = sizes.single[layer]
+    if single and set(single) != set(range(experts)):
+        raise TraceError(
+            f"{name}: MoE layer {layer} has tensors of {len(single)} experts: expected 0 to {experts - 1}; a file may "
+            "be missing, or layers have different numbers of experts, which a trace cannot have"
+        )
+    stacked, rest = divmod(sizes.experts[layer] - sum(single.values()), experts)
+    if rest:
+        raise TraceError(f"{name}: the experts' bytes are not a multiple of {experts} experts; a file may be missing")
+    return [single.get(expert, 0) + stacked for expert in range(experts)]
 
 
 # -- a model of a GGUF file
@@ -225,7 +240,7 @@ def model_of_gguf(files: list[Gguf], name: str, source: str) -> KnownModel:
     mtp = read.optional("nextn_predict_layers", MOST_LAYERS) or 0
     layers = read.needed("block_count", 2 * MOST_LAYERS) - mtp
     sizes = sizes_of(tensors, name, layers)
-    experts, k = read.needed("expert_count", MOST_EXPERTS), read.needed("expert_used_count", MOST_EXPERTS)
+    experts, k = read.experts(layers), read.needed("expert_used_count", MOST_EXPERTS)
     shared = read.optional("expert_shared_count", MOST_EXPERTS)
     kept = Counter(_mixers(read, tensors, layers))
     kv_bytes, kv_windows = kept_by(kept.items())
@@ -318,6 +333,14 @@ class _Metadata:
             said = shown(self.architecture) or "general.architecture"
             raise TraceError(f"{self._name}: missing {said}.{key} in its metadata")
         return found
+
+    def experts(self, layers: int) -> int:
+        """Return the experts of a layer. Raises TraceError where layers have different numbers of them."""
+        counts = sorted(set(self.per_layer("expert_count", layers, MOST_EXPERTS)) - {0})
+        if len(counts) > 1:
+            said = f"layers have different numbers of experts ({', '.join(map(str, counts))})"
+            raise TraceError(f"{self._name}: {said}, which a trace cannot have")
+        return self.needed("expert_count", MOST_EXPERTS)
 
     def strange(self) -> list[str]:
         """Return what the sizes assume where the architecture or a key of its attention is not known."""

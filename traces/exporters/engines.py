@@ -36,7 +36,7 @@ def write_arguments(trace: Trace, options: Options, target: Target) -> Answer:
     on_cpu = [layer for layer in range(geometry.layers) if layer not in held]
     with target.open() as file:
         file.write(f"{' '.join(arguments(on_cpu, before))}\n".encode())
-    size = sum(geometry.expert_bytes[layer] for layer in held) * geometry.experts
+    size = sum(geometry.layer_bytes[layer] for layer in held)
     note = f"the experts of {len(held)} of {geometry.layers} layers stay on the GPU, {size / GB:.4g} GB"
     notes = (note, *_repacked(trace), *said) if on_cpu else (note, *said)
     return Answer("llama-server -m MODEL.gguf -ngl 999 $(cat {path})", notes)

@@ -48,14 +48,14 @@ def _objects(geometry: Geometry, layer: int | None) -> int:
 
 def _records(demand: Demand, geometry: Geometry, layer: int | None) -> Iterator[np.ndarray]:
     """Yield blocks of records, of one `layer` if given."""
-    sizes, place = np.array(geometry.expert_bytes), _Places(demand, geometry.layers, layer)
+    sizes, place = geometry.rows.bytes, _Places(demand, geometry.layers, layer)
     for first in range(0, len(demand.expert), VALUES_AT_ONCE):
         last = min(first + VALUES_AT_ONCE, len(demand.expert))
         at = np.arange(first, last)
         number, of = np.divmod(place.step(at), geometry.layers)
         records = np.empty(len(at), RECORD)
-        records["timestamp"], records["bytes"] = number, sizes[of]
-        records["object"] = of * geometry.experts + demand.expert[first:last]
+        x = of * geometry.experts + demand.expert[first:last]
+        records["timestamp"], records["bytes"], records["object"] = number, sizes[x], x
         records["next"] = place.following(demand.next_use[first:last])
         yield records if layer is None else records[of == layer]
 

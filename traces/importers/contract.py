@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -48,7 +49,8 @@ class Options(Frozen):
     model: str | None = None  #: name kept in the provenance
     model_name: str | None = Field(default=None, min_length=1, max_length=200)  #: kept there where `model` is None
     geometry: Geometry | None = None  #: sizes of that model
-    expert_bytes: tuple[int, ...] | int | None = None  #: bytes of one expert, for all layers or per layer
+    #: bytes of one expert, for all layers or per layer, or of every expert by layer
+    expert_bytes: tuple[tuple[int, ...], ...] | tuple[int, ...] | int | None = None
     expert_bits: float | None = None  #: precision of those bytes
     weight_format: str = ""  #: of experts and, but for formats of experts alone, of dense weights
     dense_bytes: int | None = Field(default=None, ge=1, le=MOST_BYTES)  #: of everything but routed experts, as stored
@@ -216,15 +218,19 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     if named and base and int(named) in base.bytes_by_bits:
         named = int(named)
     sizes = _sizes(shape, base, options, named, origin.source)
-    bits = _bits(shape, base, options, named, sizes, origin)
+    table = _table(sizes, base, options)
+    every = tuple(chain.from_iterable(table)) or sizes
+    bits = _bits(shape, base, options, named, every, origin)
     fields: dict[str, object] = base.model_dump() if base else {"router": shape.router or Router()}
     fields |= {"layers": shape.layers, "k": shape.k, "expert_bytes": sizes, "expert_bits": bits or 16}
     fields["experts"] = shape.experts or (base.experts if base else shape.highest_id + 1)
     if options.renumbers:
         fields["experts"] = shape.highest_id + 1
-    fields["weight_format"] = _format(stored, bits, sizes, options, origin) or fields.get("weight_format", "")
+    fields["bytes_by_expert"] = ()
+    fields["weight_format"] = _format(stored, bits, every, options, origin) or fields.get("weight_format", "")
     try:
-        geometry = _dense(Geometry.model_validate(fields), shape, options, origin, stored)
+        made = Geometry.model_validate(fields)
+        geometry = _dense(_by_expert(made, table, origin.source), shape, options, origin, stored)
     except ValidationError as wrong:
         raise TraceError(f"{origin.source}: {first_fault(wrong)}; check the sizes given") from wrong
     beside = sources.notes(origin.source, origin.files, origin.beside)
@@ -266,7 +272,9 @@ def _sizes(shape: Shape, base: Geometry | None, options: Options, named: float |
         raise TraceError(
             f"{source} has {shape.layers} layers, --expert-bytes {len(given)} values: pass one value, or one per layer"
         )
-    sizes = given or shape.expert_bytes or (base and base.bytes_at(options.expert_bits or named or base.expert_bits))
+    if given:
+        return tuple(max(each, default=0) if isinstance(each, tuple) else each for each in given)
+    sizes = shape.expert_bytes or (base and base.bytes_at(options.expert_bits or named or base.expert_bits))
     if sizes is not None:
         return sizes
     wanted = (shape.layers, shape.experts or shape.highest_id + 1, shape.k)
@@ -277,6 +285,21 @@ def _sizes(shape: Shape, base: Geometry | None, options: Options, named: float |
 
     model = f"--model NAME (the nearest known is {min(sorted(known_models()), key=distance)})"
     raise TraceError(f"{source} has no expert size ({shape}); add {model} or --expert-bytes BYTES")
+
+
+def _table(sizes: tuple[int, ...], base: Geometry | None, options: Options) -> tuple[tuple[int, ...], ...]:
+    """Return the bytes of every expert by layer: those given, or the model's; empty if a layer has one size."""
+    given = options.expert_bytes
+    if given is None:
+        return base.bytes_by_expert if base and sizes == base.expert_bytes else ()
+    return tuple(row for row in given if isinstance(row, tuple)) if isinstance(given, tuple) else ()
+
+
+def _by_expert(geometry: Geometry, table: tuple[tuple[int, ...], ...], source: Path) -> Geometry:
+    try:
+        return geometry.sized(table) if table else geometry
+    except TraceError as wrong:
+        raise TraceError(f"{source}: {wrong}; check --expert-bytes") from None
 
 
 def _bits(
@@ -377,7 +400,9 @@ def _text_notes(origin: Origin, options: Options) -> list[str]:
 
 def size_line(geometry: Geometry) -> str:
     """Describe the experts' size, which decides every time of a replay."""
-    total = sum(geometry.expert_bytes) * geometry.experts
+    total = geometry.total_bytes
     mean = total / (geometry.layers * geometry.experts)
-    each = f"{mean / 2**20:.4g} MiB at {geometry.expert_bits:g} bits"
+    sizes = [size / 2**20 for size in geometry.rows.sizes]
+    differ = f" on average, {min(sizes):.4g} to {max(sizes):.4g}," if geometry.bytes_by_expert else ""
+    each = f"{mean / 2**20:.4g} MiB{differ} at {geometry.expert_bits:g} bits"
     return f"an expert has {each}, all have {total / 2**30:.4g} GiB; override with --expert-bits or --expert-bytes"
