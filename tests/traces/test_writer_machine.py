@@ -113,8 +113,8 @@ class Writing(RuleBasedStateMachine):
 
     def forget(self) -> None:
         """As the system does with a process that was killed: the lock goes, its file stays."""
-        _, _, (descriptor, *_), _ = self.writer()._lock._release.detach()
-        os.close(descriptor)
+        if held := self.writer()._lock._release.detach():
+            os.close(held[2][0])
         self.open_writer = None
 
     def visible(self) -> int:
