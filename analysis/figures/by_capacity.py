@@ -203,7 +203,7 @@ def complete_by_capacity(frame: pl.DataFrame) -> Chart:
 
     Raises ResultError for a single capacity, or if the results do not count complete steps.
     """
-    laid = _over_capacities(frame, ["hit_rate"], "complete_share")
+    laid = _over_capacities(frame, ["hit_rate"])
     _check_several(laid, "complete_by_capacity")
     if laid.rows["complete_share"].drop_nulls().is_empty():
         raise ResultError("no complete steps: the results were made before they were counted; replay them again")

@@ -308,7 +308,7 @@ def test_without_names_all_that_can_be_drawn_is_drawn(frame: pl.DataFrame, singl
     few = draw_all(single)
     assert [name for name, _ in few.figures] == ["collisions_by_layer", "collisions_in_prefill", "misses"]
     reason = "needs two capacities or more, found 25%; replay several, for example --capacity 1%,5%,25%"
-    assert few.left_out == {f"{name}_by_capacity": reason for name in ("hit_rate", "ttft", "tpot")}
+    assert few.left_out == {f"{name}_by_capacity": reason for name in ("hit_rate", "complete", "ttft", "tpot")}
     assert [name for name, _ in draw_all(frame, ["misses"]).figures] == ["misses"]
 
 
