@@ -13,7 +13,7 @@ from moereplay.simulator.cards import GIB, LANE, Card, card, cards, kept_bytes, 
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Measured, Platform, Roofline
 from moereplay.simulator.rates import MOST_RATE, Loading
-from moereplay.simulator.wires import Link, LowerTier
+from moereplay.simulator.wires import REST, Link, LowerTier
 from moereplay.traces.schema import shown
 from moereplay.traces.texts import sold
 from moereplay.traces.units import GB
@@ -258,6 +258,11 @@ def of_platform(platform: Platform, memory: str = "", ram: str = "", disk: str =
     if memory:
         platform = platform.model_copy(update={"memory_bytes": float(memory_of(memory, "memory"))})
     if platform.tiers:
+        if REST in (tier.capacity for tier in platform.tiers):
+            raise ConfigError(
+                f"platform {platform.name} has a tier of what its memory leaves, which `recommend` does not size: "
+                "replay the capacities that matter"
+            )
         lowest = platform.tiers[-1]
         size = memory_of(ram, "ram") if ram else int(parse_size(platform.tiers[0].capacity) or NO_LIMIT)
         said = () if ram or size == NO_LIMIT else (f"{sold(size)} of RAM, as {platform.name} leaves it (--ram)",)

@@ -16,7 +16,7 @@ from moereplay.simulator.capacity import MOST_BYTES, RUNTIME
 from moereplay.simulator.rates import OF_CPU, Decisions, Drafting, Loading, Ns, Share
 from moereplay.simulator.rates import Measured as Measured  # of a platform, to its readers
 from moereplay.simulator.rates import Roofline as Roofline
-from moereplay.simulator.wires import MOST_LINKS, MOST_TIERS, Link, LowerTier, Wire
+from moereplay.simulator.wires import MOST_LINKS, MOST_TIERS, REST, Link, LowerTier, Wire
 from moereplay.traces.documents import Sparse, Text
 from moereplay.traces.schema import canonical
 from moereplay.traces.units import GB
@@ -68,7 +68,7 @@ class Platform(Sparse):
     fast_tier: Text = "VRAM"
     slow_tier: Text = "DRAM"
     overlap: Literal["arrival", "none"] = "arrival"  #: `none`: a step computes when all that it awaits has arrived
-    #: That hold cache and dense weights; for a warning only.
+    #: That hold cache and dense weights; for a warning, and for a tier that has what they leave.
     memory_bytes: float | None = Field(default=None, gt=0, le=MOST_BYTES)
     #: Memory that the system and other programs need: a replay must fit into the rest.
     reserve_bytes: float | None = Field(default=None, ge=0, le=MOST_BYTES)
@@ -139,6 +139,9 @@ class Platform(Sparse):
     def _reserve_of_a_memory(self) -> Platform:
         if self.reserve_bytes is not None and self.memory_bytes is None:
             raise ValueError("reserve_bytes requires memory_bytes")
+        rest = [tier.name for tier in self.tiers if tier.capacity == REST]
+        if len(rest) > 1 or (rest and self.reserve_bytes is None):
+            raise ValueError(f"tiers: capacity {REST!r} is for one tier, and requires memory_bytes and reserve_bytes")
         return self
 
     @property

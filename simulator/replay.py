@@ -32,6 +32,7 @@ from moereplay.simulator.platform import Measured, Peak, Platform, peak
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.source import Source
 from moereplay.simulator.times import Times, homes_of, times_of
+from moereplay.simulator.wires import REST
 from moereplay.traces.dense import assumption
 from moereplay.traces.geometry import as_known, recognised, with_hidden, with_matrices
 from moereplay.traces.passes import longest_context
@@ -192,7 +193,7 @@ def plan(trace: Trace, config: ReplayConfig, requests: int = 0) -> Plan:
         ready = replace(ready, arrivals=arrival_times(config.arrivals, config.seed, requests or trace.requests))
     if ready.machine.reserve_bytes is None:
         return ready
-    return replace(ready, longest=longest_context(trace, config.schedule, config.arrive))
+    return _with_rest(replace(ready, longest=longest_context(trace, config.schedule, config.arrive)))
 
 
 def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
@@ -229,7 +230,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     resident = residents(config.resident, geometry)
     tiers = (geometry.rows.sizes,) if geometry.bytes_by_expert else tiers
     layout = CopyLayout(geometry, tiers, slots)
-    ready = Plan(origin, config, chosen, machine, capacity, layout, lower, resident)
+    ready = _with_rest(Plan(origin, config, chosen, machine, capacity, layout, lower, resident))
     _check_warm(ready.spec(log=False))
     return ready
 
@@ -413,10 +414,25 @@ def _lower_tiers(
     sizes = []
     for tier in machine.tiers:
         try:
-            sizes += parse_capacity(tier.capacity, geometry, "global", tiers).pools
+            sizes += (0,) if tier.capacity == REST else parse_capacity(tier.capacity, geometry, "global", tiers).pools
         except ConfigError as error:
             raise ConfigError(f"platform {machine.name}, tier {tier.name}: {error}") from None
     return tuple(sizes)
+
+
+def _with_rest(ready: Plan) -> Plan:
+    """Return the plan whose tier of capacity `rest` has what the memory leaves. Raises ConfigError for no expert."""
+    tiers, peak = ready.machine.tiers, ready.peak
+    if peak is None or REST not in (tier.capacity for tier in tiers):
+        return ready
+    left = int(peak.memory_bytes) - peak.total
+    if left < max(ready.layout.tiers[0]):
+        raise ConfigError(
+            f"platform {ready.machine.name} has {peak.memory_bytes / GB:.4g} GB of memory: {peak.in_words} leave no "
+            f"expert to {next(tier.name for tier in tiers if tier.capacity == REST)}; lower --capacity"
+        )
+    sizes = zip(tiers, ready.lower, strict=True)
+    return replace(ready, lower=tuple(left if tier.capacity == REST else size for tier, size in sizes))
 
 
 def _check_warm(spec: RunSpec) -> None:

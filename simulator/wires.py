@@ -141,6 +141,9 @@ class Link(Wire):
         return 0 if lanes is None else _whole(lanes, share, min(self.depth, reads))
 
 
+REST = "rest"  #: capacity of a tier that has what the machine's memory leaves, as a page cache does
+
+
 class LowerTier(Wire):
     """A cache between the fast and the slow tier, and the link that fills it from the tier below."""
 
@@ -161,7 +164,8 @@ class LowerTier(Wire):
     @classmethod
     def _readable(cls, capacity: str) -> str:
         try:
-            check_readable(capacity)
+            if capacity != REST:
+                check_readable(capacity)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return capacity

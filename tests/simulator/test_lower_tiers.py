@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from moereplay.analysis.ranking import ranking
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.machine import of_platform
 from moereplay.simulator.platform import LowerTier
 from moereplay.simulator.platforms import as_toml, platform
-from moereplay.simulator.replay import replay
+from moereplay.simulator.replay import ENGINES, replay
 from moereplay.traces.schema import Geometry
 from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import Cell, ListSource, Prompted, at_rate, machine, naming, replay_lists, sizes, tokens
@@ -230,6 +231,7 @@ def test_a_platform_file_with_three_tiers_replays_and_comes_back(tmp_path: Path)
         ("tiers.0.capacity=much", "tiers.0.capacity: invalid capacity 'much'"),
         ("tiers.0.bytes_per_s=0", "tiers.0.bytes_per_s"),
         ("tiers.1.depth=2", "has no figure 'tiers.1.depth'"),
+        ("tiers.0.capacity=rest", "capacity 'rest' is for one tier, and requires memory_bytes and reserve_bytes"),
     ],
 )
 def test_a_wrong_tier_is_refused_in_one_line(tmp_path: Path, change: str, said: str) -> None:
@@ -240,6 +242,27 @@ def test_a_wrong_tier_is_refused_in_one_line(tmp_path: Path, change: str, said: 
         replay(trace, configure(capacity="50%", platform=f"{tmp_path / 'three.toml'}:{change}"))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@every("engine", ENGINES)
+def test_a_page_cache_has_what_the_memory_leaves(tmp_path: Path, engine: str) -> None:
+    """24 experts of 1,000 bytes. Memory of 500,022,000: 500 MB of runtime, 2,000 kept, so 20,000 with the cache."""
+    kept = "memory_bytes = 500_022_000\nreserve_bytes = 2_000\n"
+    (tmp_path / "phone.toml").write_text(kept + THREE_TIERS.replace("50%", "rest"))
+    (tmp_path / "three.toml").write_text(THREE_TIERS)
+    geometry = Geometry(layers=3, experts=8, k=2, expert_bytes=(1_000,) * 3)
+    trace = synthesise(Synthetic(kind="zipf", geometry=geometry, requests=2, decode_tokens=30))
+    for cache in (4_000, 10_000, 19_000):
+        by_hand = f"{tmp_path / 'three.toml'}:tiers.0.capacity={20_000 - cache}B"
+        ours, theirs = (
+            replay(trace, configure(capacity=f"{cache}B", platform=where), engine=engine).totals
+            for where in (str(tmp_path / "phone.toml"), by_hand)
+        )
+        assert ours == theirs and ours["bytes_lower"] > 0
+    with pytest.raises(ConfigError, match="leave no expert to DRAM; lower --capacity"):
+        replay(trace, configure(capacity="20000B", platform=str(tmp_path / "phone.toml")))
+    with pytest.raises(ConfigError, match="which `recommend` does not size"):
+        of_platform(platform(str(tmp_path / "phone.toml")))
 
 
 def test_miss_policies_that_compute_on_the_cpu_are_refused(tmp_path: Path) -> None:
