@@ -16,7 +16,7 @@ from moereplay.traces.importers.contract import Options
 from moereplay.traces.selection import first_requests
 from moereplay.traces.store import open_trace
 from tests.kit.collecting import Lazily
-from tests.kit.command import moereplay_here
+from tests.kit.command import moereplay_here, unfolded
 from tests.kit.every import every
 from tests.kit.exporting import exported, same_rows
 from tests.kit.importing import DATA, imported, on_real_data, refusal, written
@@ -101,8 +101,9 @@ def test_an_import_says_that_one_score_too_many_made_k(tmp_path: Path, score: st
     file.write_text("\n".join([*lines[:3], ",".join(cells), *lines[4:], ""]))
     done = moereplay_here("import", file, "--out", tmp_path / "a.zarr", *IMPORT)
     assert done.returncode == 0
-    assert "1 of 6 rows of layer 0 have more than 2 experts" in done.stdout + done.stderr
-    assert ("sum to 65,536" in done.stdout + done.stderr) == (score == "65536")
+    printed = unfolded(done.stdout + done.stderr)
+    assert "1 of 6 rows of layer 0 have more than 2 experts" in printed
+    assert ("sum to 65,536" in printed) == (score == "65536")
     sound = moereplay_here("import", SAMPLES / "dynande.csv", "--out", tmp_path / "b.zarr", *IMPORT)
     assert "experts per row" not in sound.stdout + sound.stderr
 
