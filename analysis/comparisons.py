@@ -19,7 +19,7 @@ from moereplay.results.result import METRICS, MISS_RATE, RANKED, Metric, named
 Rows = Sequence[Mapping[str, Any]]  #: per-request rows, numbered by `request`
 
 YES, NO, CANT_TELL = "yes", "no", "can't tell"
-CONFIRMED, REFUTED, CANNOT_TELL = "confirmed", "refuted", "cannot tell"  #: answers to a claim
+CONFIRMED, REFUTED, OPEN = "confirmed", "refuted", "cannot tell"  #: answers to a claim
 #: Significance level. Requests that share a cache are not quite independent: at this level two seeds of one policy
 #: differ in less than 5 % of cases (`make study-coverage`).
 TEST_LEVEL = 0.04
@@ -93,7 +93,7 @@ def compare(rows_a: Rows, rows_b: Rows, figure: str) -> Comparison:
         less = float(over / under - over_b / under_b) * factor
         return Comparison(less, None, None, CANT_TELL, len(pairs[0]), counted, shared=True)
     found = difference(*pairs, COLD)
-    off = None if found.off is None or _untold(found.off, pairs, parts) else found.off * factor
+    off = None if found.off is None or _no_interval(found.off, pairs, parts) else found.off * factor
     made = Comparison(found.value * factor, off, found.p, CANT_TELL, found.requests, counted, alone=found.p)
     return answered(made, found.p, figure)
 
@@ -110,7 +110,7 @@ def changed(rows_a: Rows, rows_b: Rows, figure: str, gate: float) -> Interval | 
         return None
     found = difference(pairs[0], [(over * (1 + gate), under) for over, under in pairs[1]], COLD)
     shared = shares_passes(rows_a) or shares_passes(rows_b)
-    why, value = SHARE_PASSES if shared else _untold(found.off, pairs, parts), gate + found.value / theirs
+    why, value = SHARE_PASSES if shared else _no_interval(found.off, pairs, parts), gate + found.value / theirs
     off = None if why or found.off is None else found.off / theirs
     low, high = (None, None) if off is None else (value - off, value + off)
     return Interval(value, low, high, found.requests, why)
@@ -119,12 +119,12 @@ def changed(rows_a: Rows, rows_b: Rows, figure: str, gate: float) -> Interval | 
 def claimed(found: Interval | None, gate: float, at_most: bool) -> str:
     """Return whether a change of at most, or at least, `gate` is confirmed or refuted by its whole 95 % CI."""
     if found is None or found.low is None or found.high is None:
-        return CANNOT_TELL
+        return OPEN
     low, high, limit = (found.low, found.high, gate) if at_most else (-found.high, -found.low, -gate)
-    return CONFIRMED if high <= limit else REFUTED if low > limit else CANNOT_TELL
+    return CONFIRMED if high <= limit else REFUTED if low > limit else OPEN
 
 
-def _untold(off: float | None, pairs: tuple[Pairs, Pairs], parts: Metric) -> str:
+def _no_interval(off: float | None, pairs: tuple[Pairs, Pairs], parts: Metric) -> str:
     """Return why a difference has no interval; empty if it has one."""
     if len(pairs[0]) < FEW:
         return TOO_FEW

@@ -399,7 +399,7 @@ def _report_divisions(trace: Trace, first: Curve, found: Sequence[dict[str, Any]
     least = max(row["least_experts"] for row in found)
     show(
         *_head(trace, first),
-        *(f"pools of at least {least} experts, below which times decide" for _ in (1,) if least > 1),
+        *[f"pools of at least {least} experts, below which times decide"] * (least > 1),
         "",
         table(lines, more="--json"),
         "",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moereplay.analysis.comparisons import CANNOT_TELL, CONFIRMED, REFUTED, changed, claimed, compared, estimate
+from moereplay.analysis.comparisons import CONFIRMED, OPEN, REFUTED, changed, claimed, compared, estimate
 from moereplay.analysis.ranking import heading
 from moereplay.analysis.tables import table
 from moereplay.analysis.verdict import FORESEES, assumed
@@ -88,7 +88,7 @@ def _answer(answers: list[str]) -> str:
     """Return refuted if any trace refutes the claim, confirmed if all confirm it."""
     if REFUTED in answers:
         return REFUTED
-    return CONFIRMED if set(answers) == {CONFIRMED} else CANNOT_TELL
+    return CONFIRMED if set(answers) == {CONFIRMED} else OPEN
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

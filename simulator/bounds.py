@@ -119,9 +119,9 @@ def _by_pool(ready: Plan, admission: str, spec: RunSpec, sizes: tuple[int, ...])
     experts, parts = ready.layout.geometry.experts, list[Bound]()
     each_of = len(spec.pool_of) // len(sizes)  # experts with one entry of `sizes`
     how = (admission, ready.config.schedule, ready.config.reset)
-    for link, pool in enumerate(spec.pools):
-        others = {divmod(x, experts) for x, home in enumerate(spec.pool_of) if home != link}
-        each = sorted({sizes[x // each_of] for x, home in enumerate(spec.pool_of) if home == link})
+    for number, pool in enumerate(spec.pools):
+        others = {divmod(x, experts) for x, home in enumerate(spec.pool_of) if home != number}
+        each = sorted({sizes[x // each_of] for x, home in enumerate(spec.pool_of) if home == number})
         if not each:
             continue
         warm = tuple(pair for pair in _warm(spec) if pair not in others)

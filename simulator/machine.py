@@ -47,17 +47,17 @@ class Cores(NamedTuple):
         return self.weights_per_s * by_kind / (self.many * kernel_rate(self.kind)) if self.weights_per_s else by_kind
 
 
-class Unsaid(NamedTuple):
-    """What is assumed of a CPU of which nothing is said."""
+class Typical(NamedTuple):
+    """RAM and cores that are assumed for a CPU without a description."""
 
     ram: tuple[str, str]  #: the slowest and the fastest
     cores: tuple[Cores, Cores, Cores]  #: the slowest, those taken, the fastest
 
 
-DESKTOPS = Unsaid(("2xDDR4-3200", "2xDDR5-6000"), (Cores(6, "avx2"), Cores(8, "vnni"), Cores(16, "vnni")))
+DESKTOPS = Typical(("2xDDR4-3200", "2xDDR5-6000"), (Cores(6, "avx2"), Cores(8, "vnni"), Cores(16, "vnni")))
 #: Of the six published machines with so much RAM, five have eight channels of these kinds and 24 to 48 cores; the
 #: sixth has two sockets of four channels of DDR4.
-SERVERS = Unsaid(("8xDDR4-3200", "8xDDR5-4800"), (Cores(24, "avx2"), Cores(32, "vnni"), Cores(48, "vnni")))
+SERVERS = Typical(("8xDDR4-3200", "8xDDR5-4800"), (Cores(24, "avx2"), Cores(32, "vnni"), Cores(48, "vnni")))
 SERVERS_FROM = 256 * GIB
 KINDS = {"avx2": "avx2", **dict.fromkeys(("vnni", "avxvnni", "avx512", "amx"), "vnni"), "neon": "neon"}
 
@@ -218,27 +218,27 @@ def ram_rate_of(text: str) -> float:
     return channels * 8e6 * int(modules[2]) * (SERVER if channels >= OF_SERVERS else NOMINAL)
 
 
-def _ram_rates(text: str, unsaid: Unsaid, assumed: list[str]) -> tuple[float, float, float]:
+def _ram_rates(text: str, typical: Typical, assumed: list[str]) -> tuple[float, float, float]:
     """Return the slowest, the assumed (their geometric mean) and the fastest rate of RAM that the text allows."""
-    first, _, last = text.partition("..") if text else (unsaid.ram[0], "", unsaid.ram[1])
+    first, _, last = text.partition("..") if text else (typical.ram[0], "", typical.ram[1])
     slow, fast = sorted((ram_rate_of(first), ram_rate_of(last or first)))
     middle = slow if slow == fast else float(round(sqrt(slow * fast)))
     if not text.strip().endswith("/s"):
         of = (
             f"{NOMINAL:.0%} of {text}, in {CHANNELS} channels unless it names others, {SERVER:.0%} from {OF_SERVERS} on"
         )
-        of = of if text else f"{slow / GB:.3g} to {fast / GB:.3g}: {' to '.join(unsaid.ram)}"
+        of = of if text else f"{slow / GB:.3g} to {fast / GB:.3g}: {' to '.join(typical.ram)}"
         assumed.append(f"the CPU reads RAM at {middle / GB:.3g} GB/s, {of} (--ram-rate)")
     return slow, middle, fast
 
 
-def _cores(text: str, unsaid: Unsaid, assumed: list[str]) -> tuple[Cores, Cores, Cores]:
+def _cores(text: str, typical: Typical, assumed: list[str]) -> tuple[Cores, Cores, Cores]:
     """Return the slowest, the assumed and the fastest cores that the text allows. Raises ConfigError."""
     if not text:
-        slow, middle, fast = (of.many for of in unsaid.cores)
+        slow, middle, fast = (of.many for of in typical.cores)
         between = f"{slow} with AVX2 to {fast} with AVX-512"
         assumed.append(f"{middle} CPU cores with AVX-VNNI or AVX-512, {between} (--cores 16xAVX512)")
-        return unsaid.cores
+        return typical.cores
     said = re.fullmatch(r"(\d{1,4})(?:\s*x?\s*([a-z][a-z0-9-]*))?", text.strip().lower())
     kind = KINDS.get((said[2] or "vnni").replace("-", "")) if said else None
     if said is None or kind is None or not 1 <= int(said[1]) <= 4096:
@@ -305,8 +305,8 @@ def assembled(
         assumed.append(f"disk reads {reads / GB:g} GB/s (--disk)")
     if found is not None and found.is_unified:
         return Machine(_one_memory(found, _processor(found), memory, reads), 0, reads, READ_NS, tuple(assumed))
-    unsaid = SERVERS if memory >= SERVERS_FROM else DESKTOPS
-    rates, kinds = _ram_rates(ram_rate, unsaid, assumed), _cores(cores, unsaid, assumed)
+    typical = SERVERS if memory >= SERVERS_FROM else DESKTOPS
+    rates, kinds = _ram_rates(ram_rate, typical, assumed), _cores(cores, typical, assumed)
     cpu, ends = priced(rates[1], kinds[1]), tuple(zip(rates[::2], kinds[::2], strict=True))
     about = {"cores": kinds[1], "ends": ends if ends[0] != ends[1] else ()}
     if found is None:

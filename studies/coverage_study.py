@@ -359,7 +359,7 @@ def main() -> None:
         inside = sum(BOUNDS[0] <= share <= BOUNDS[1] for share in known)
         print(f"{method}: {inside} of {len(known)} between {BOUNDS[0]:.0%} and {BOUNDS[1]:.0%}")
     _print(of_replays, f"the same of {options.replays:,} replayed traces; less: difference from LRU")
-    _print(of_layers, "the same of each layer, all layers together, by LRU")
+    _print(of_layers, "intervals of one layer that hold the truth, all layers together, by LRU")
     _print(seeds, "pairs of seeds of random that are said to differ")
     document = {"trials": options.trials, "rows": rows, "replays": of_replays, "layers": of_layers, "seeds": seeds}
     options.out.parent.mkdir(parents=True, exist_ok=True)

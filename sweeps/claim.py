@@ -26,7 +26,7 @@ GATE = re.compile(r"([<>])= *([+-]?[0-9]{1,4}(?:\.[0-9]{1,4})?) *%")
 
 
 class Claim(Frozen):
-    """What a file states."""
+    """The content of a claim file."""
 
     claim: Text
     figure: Text

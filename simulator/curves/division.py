@@ -76,7 +76,7 @@ def _price(held: np.ndarray, missed: np.ndarray, most: int) -> tuple[float, int]
 
     Both arrays are (L, C), by layer and choice.
     """
-    low, high, layers = 0.0, float(missed.max()) + 1, np.arange(len(held))  # nobody pays all misses for a byte
+    low, high, layers = 0.0, float(missed.max()) + 1, np.arange(len(held))  # no byte is worth the highest price
     for _ in range(HALVINGS):
         price = (low + high) / 2
         fits = held[layers, (missed + price * held).argmin(1)].sum() <= most

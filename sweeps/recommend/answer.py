@@ -426,13 +426,14 @@ def _upgrades(replays: Replays, machine: Machine, best: Estimate) -> Iterator[Mo
 
     A part that gives nothing is left out, and so is a larger one that gives no more than a smaller one of its kind.
     """
-    found = dict[str, More]()
+    found, fastest = list[More](), dict[str, float]()  # tokens/s by kind of part
     for what, other in better(machine, replays.load.expert_bytes):
+        kind = what.partition(" of ")[0]
         for more in _more(replays.apart, what, other, best):
-            part = what.partition(" of ")[0]
-            if more.gain > WORTH and (part not in found or more.tokens_per_s > found[part].tokens_per_s * (1 + WORTH)):
-                found[part if part not in found else what] = more
-    yield from sorted(found.values(), key=lambda more: -more.gain)
+            if more.gain > WORTH and more.tokens_per_s > fastest.get(kind, 0) * (1 + WORTH):
+                fastest[kind] = more.tokens_per_s
+                found.append(more)
+    yield from sorted(found, key=lambda more: -more.gain)
 
 
 def _more(replays: Replays, what: str, machine: Machine, best: Estimate) -> Iterator[More]:

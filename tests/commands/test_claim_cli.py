@@ -1,4 +1,4 @@
-"""`moereplay claim`: verdicts on the miniature and on drawn routing, and refusal of what is no claim."""
+"""`moereplay claim`: verdicts on the miniature and on drawn routing, and refusal of invalid claims."""
 
 from __future__ import annotations
 

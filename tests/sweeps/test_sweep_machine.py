@@ -108,7 +108,7 @@ class Sweeping(RuleBasedStateMachine):
 
     @rule(place=st.sampled_from("ab"), count=st.integers(1, 6), last=st.booleans(), step=st.none() | st.integers(0, 12))
     def run_some(self, place: str, count: int, last: bool, step: int | None) -> None:
-        """Of what is left; a part is there as a whole or not at all, and its writer's scratch is cleared."""
+        """Every remaining part is complete, and the scratch of its writer is removed."""
         folder = Folder(self.folder / place)
         folder.prepare()
         assert not (folder.path / "tmp").exists() or not list((folder.path / "tmp").iterdir())

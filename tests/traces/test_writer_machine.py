@@ -39,7 +39,7 @@ ENDS: dict[str, Callable[[TraceWriter], object]] = {
 
 
 class Writing(RuleBasedStateMachine):
-    """`committed` is what readers must see; `appended` is that and what the open writer holds beside it."""
+    """`committed` is what readers must see; `appended` also has what the open writer holds."""
 
     @initialize(is_finished=st.sampled_from((False, False, True)))
     def begin(self, is_finished: bool) -> None:
@@ -77,7 +77,7 @@ class Writing(RuleBasedStateMachine):
         self.end(how, step)
 
     def append(self, lengths: list[int], cut: int) -> None:
-        """Requests, each in two pieces if the cut is inside. Of what is written between them nobody sees anything."""
+        """Requests, each in two pieces if the cut is inside. Readers see nothing of what is written between them."""
         for tokens in lengths:
             writer, self.drawn = self.writer(), self.drawn + 1
             request = replace(ids_only(tokens, self.drawn), nll=np.full(tokens, self.drawn, np.float32))
