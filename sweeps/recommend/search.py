@@ -135,8 +135,10 @@ def search(
 ) -> Answer:
     """Search until the budget ends; the answer is deterministic unless a time or an interrupt ends it.
 
-    Raises ConfigError or PolicyError if no policy can be replayed under the base settings, or if nothing decodes.
+    Raises ConfigError or PolicyError if no policy can be replayed under the base settings, or if nothing decodes, and
+    TraceError if experts of a layer differ in bytes.
     """
+    question.trace.geometry.refuse_uneven("recommend")
     budget = budget or Budget()
     run = _runners(question, workers, advance, budget)
     base, space, pace = question.at(question.memory.cache_bytes), question.space(), question.pace

@@ -115,7 +115,8 @@ def test_bytes_of_every_expert_come_from_a_file(tmp_path: Path) -> None:
     for slots, hits in (("exact", 1), ("padded", 0)):
         done = moereplay("replay", "a.zarr", "--capacity", "8MB", "--slots", slots, "--json", cwd=tmp_path)
         assert json.loads(done.stdout)["totals"]["hits"] == hits
-    for command in (("recommend", "a.zarr", "--vram", "8GB"), ("curve", "a.zarr", "--scope", "per_layer")):
+    searched = ("recommend", "a.zarr", "--platform", "phone-ufs4", "--memory", "1GB")
+    for command in (searched, ("recommend", "a.zarr", "--vram", "8GB"), ("curve", "a.zarr", "--scope", "per_layer")):
         refused = moereplay(*command, cwd=tmp_path)
         assert refused.returncode == 2 and "replay" in refused.stderr
     (tmp_path / "sizes.json").write_text("[6000000, 2000000]")
