@@ -182,7 +182,7 @@ class Verifier:
         trace.geometry.refuse_uneven("verify")
         self.trace, self._name, self._known = trace, name, {}
         self._settings = preset(name).values()
-        self._experts = sum(trace.geometry.expert_bytes) * trace.geometry.experts
+        self._experts = trace.geometry.total_bytes
         self.tokens = trace.tokens - int(trace.prompt_lengths.sum())
         if not self.tokens:
             raise ConfigError("the trace has no decoded tokens; record with --max-new-tokens, or with --prompt-tokens")

@@ -169,7 +169,7 @@ def real_transfers(ready: Prepared, real: Real | None) -> Iterator[Transfers | N
     from moereplay.tracegen.live.offloaded import real_transfers
 
     geometry, named = ready.modules.geometry, real.named
-    size = sum(geometry.expert_bytes) * geometry.experts
+    size = geometry.total_bytes
     say(f"experts: {size / 1e9:.3g} GB of {ready.loaded.dtype} in {named.folder or 'main memory'}, in addition to it")
     with real_transfers(ready.loaded, ready.modules, ready.plan, named, real.bytes_per_s) as transfers:
         yield transfers

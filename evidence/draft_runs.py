@@ -107,7 +107,7 @@ class Placed(NamedTuple):
 
 def placed(row: Row, geometry: Geometry, by_use: Sequence[tuple[int, int]], hits: np.ndarray) -> Placed:
     """Return the settings of a run's placement. Raises RefusedError."""
-    layers, everything = geometry.layers, geometry.experts * sum(geometry.expert_bytes)
+    layers, everything = geometry.layers, geometry.total_bytes
     placement, slots = row["placement"], int(row["slots_per_layer"] or 0)
     if placement in ("cpu_layers", "all resident"):
         if placement == "cpu_layers" and not row["cpu_moe_layers"]:

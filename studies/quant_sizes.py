@@ -39,7 +39,7 @@ def compared(model: str, quant: str, gib: str) -> dict[str, object] | None:
     except TraceError:
         return None
     geometry = known.geometry
-    ours = (sum(geometry.expert_bytes) * geometry.experts + geometry.dense_bytes) / 2**30
+    ours = (geometry.total_bytes + geometry.dense_bytes) / 2**30
     return {
         "model": name,
         "quant": quant,

@@ -109,7 +109,7 @@ class Load:
     @property
     def expert_bytes(self) -> int:
         """Bytes of all experts."""
-        return self.geometry.experts * sum(self.geometry.expert_bytes)
+        return self.geometry.total_bytes
 
     @property
     def dense_bytes(self) -> int:

@@ -242,7 +242,7 @@ def _share(row: Row, geometry: Geometry) -> float | None:
     if row["slots_per_layer"]:
         return min(1.0, float(row["slots_per_layer"]) / geometry.experts)
     if row["cache_gib"]:
-        return min(1.0, float(row["cache_gib"]) * GIB / (geometry.experts * sum(geometry.expert_bytes)))
+        return min(1.0, float(row["cache_gib"]) * GIB / geometry.total_bytes)
     return None
 
 

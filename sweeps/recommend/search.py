@@ -107,7 +107,7 @@ def judged(question: Question) -> Question:
 
 def everything(geometry: Geometry) -> int:
     """Return the bytes of all experts."""
-    return geometry.experts * sum(geometry.expert_bytes)
+    return geometry.total_bytes
 
 
 def most_placed(space: Space) -> int:

@@ -109,7 +109,7 @@ def placed(geometry: Geometry, size: int, vram_share: float, first: int = 0) -> 
         slots=mean_experts(geometry, size),
         cache_mib=size >> 20,
         vram_share=min(1.0, vram_share),
-        experts_gib=-(-geometry.experts * sum(geometry.expert_bytes) // 2**30),
+        experts_gib=-(-geometry.total_bytes // 2**30),
         cpu_blocks=first + geometry.layers - layers if layers < geometry.layers else 0,
         first=first,
     )
