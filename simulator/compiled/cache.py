@@ -535,13 +535,19 @@ def claim(s, hooks, y):
         return claim_side(s, y)
     claimed = make_space(s, hooks, y, is_prefetch)
     if claimed == GRANTED:
-        s.pools[pool_of(s, y)]["used"] += s.copies[y]["bytes"]
+        occupy(s, y)
         set_state(s, y, IN_FLIGHT)
     elif s["has_admit"] == 1 and claimed == BYPASSED:
         s["cache"]["bypassed"] = y
         set_state(s, y, IN_FLIGHT)
         count(s, DECLINED, layer_of(s, y), 1)
     return claimed
+
+
+@fast
+def occupy(s, y):
+    """Reserve the bytes of copy y in its pool."""
+    s.pools[pool_of(s, y)]["used"] += s.copies[y]["bytes"]
 
 
 @fast

@@ -16,14 +16,19 @@ import numpy as np
 
 from moereplay.policies.contract import IN_FLIGHT, RESIDENT
 from moereplay.simulator.compiled.cache import (
+    GRANTED,
+    enter,
     forget_all_done,
+    join_pool,
     keep_for_good,
+    make_space,
     mark_computed,
+    occupy,
     reason,
     unpin,
     use_without_events,
 )
-from moereplay.simulator.compiled.clock import NEVER_DUE, STEP, advance, is_over
+from moereplay.simulator.compiled.clock import NEVER_DUE, STEP, advance, is_over, send
 from moereplay.simulator.compiled.compute import (
     begin_gate,
     begin_step,
@@ -36,6 +41,7 @@ from moereplay.simulator.compiled.compute import (
 )
 from moereplay.simulator.compiled.counters import (
     ACCESSES,
+    BYTES_DEMAND,
     DECODE,
     DENSE_NS,
     END,
@@ -71,6 +77,7 @@ from moereplay.simulator.compiled.link import (
     demand_waits,
     may_start,
     place,
+    set_landing,
     start_again,
     take_landed,
 )
@@ -85,8 +92,8 @@ from moereplay.simulator.compiled.links import (
     suggest,
 )
 from moereplay.simulator.compiled.passes import count_unused
-from moereplay.simulator.compiled.ranking import mark_needed, update_next_use
-from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of
+from moereplay.simulator.compiled.ranking import clear_needed, mark_needed, update_next_use
+from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of, pool_of
 from moereplay.simulator.config import KINDS
 from moereplay.simulator.errors import LATEST_NS
 from moereplay.simulator.interface import RunSpec
@@ -276,9 +283,14 @@ def replay_steps(s, hooks):
             begin_step(s)
             continue
         note_mark(s, GATE)
-        hits = look_up_demand(s, hooks)
-        start_more(s, hooks)
-        compute(s, hooks, hits)
+        begin_gate(s)
+        first = begin_fast_demand(s, hooks)
+        if is_alone(s):
+            run_alone(s, hooks, first)
+        else:
+            hits = look_up_demand(s, hooks, first)
+            start_more(s, hooks)
+            compute(s, hooks, hits)
         end_fast_step(s, hooks)
         begin_step(s)
     close_links(s)
@@ -320,10 +332,8 @@ def start_more(s, hooks):
 
 
 @fast
-def look_up_demand(s, hooks):
-    """Open the gate: classify and use each demanded expert in demand order; return the number of hits."""
-    begin_gate(s)
-    first = begin_fast_demand(s, hooks)
+def look_up_demand(s, hooks, first):
+    """Classify and use each demanded expert in demand order; return the number of hits."""
     cancel_overtaken(s)
     hits, late, misses = 0, 0, 0
     for n in range(s["demand"]["demanded"]):
@@ -343,6 +353,7 @@ def look_up_demand(s, hooks):
             count_here(s, reason(s, x, 0), 1)
             fetch(s, x)
         use_without_events(s, x)
+    expect(s, late + misses)
     count_look_up(s, hits, late, misses)
     if s["n_noted"] > 0:
         note_decisions(s, hits, misses)
@@ -389,8 +400,7 @@ def take_demanded(s, n, at):
 
 @fast
 def count_look_up(s, hits, late, misses):
-    """Count the outcomes of a gate, and set how many experts compute waits for."""
-    expect(s, late + misses)
+    """Count the outcomes of a gate."""
     set_absent(s, misses)
     count_here(s, ACCESSES, s["demand"]["demanded"])
     count_assignments(s)
@@ -417,6 +427,83 @@ def note_decisions(s, hits, misses):
             s.noted_tokens[miss] = s.demand_tokens[n]
             miss += 1
     s["notes"]["end"] = miss
+
+
+# a step that is alone on its link: it needs neither queues nor events
+
+
+@fast
+def is_alone(s):
+    """Return whether no transfer but this step's own crosses the link until it ends, and its demand fits its pool.
+
+    All that it demands has then landed when it ends, and no decision depends on when.
+    """
+    if s["has_suggest"] == 1 or s["n_course"] > 0 or not has_plain_link(s):
+        return False
+    first = s.now["layer"] * s["experts"]
+    return s["demand"]["demanded"] * s.copies[first]["bytes"] <= s.pools[pool_of(s, first)]["capacity"]
+
+
+@fast
+def has_plain_link(s):
+    """Return whether transfers cross one link whose times depend on nothing but their bytes, and return at once."""
+    if s["n_links"] > 1 or s["n_tiers"] > 0:
+        return False
+    return s["has_pieces"] == 0 and s["slows_compute"] == 0 and s["victim_ns"] == 0
+
+
+@fast
+def run_alone(s, hooks, first):
+    """Look up the demand, bring the misses in, and run all experts; `first`: as `begin_fast_demand` returns it."""
+    hits, misses = 0, 0
+    for n in range(s["demand"]["demanded"]):
+        x = take_demanded(s, n, first + n)
+        if s.copies[x]["state"] == RESIDENT:
+            s.present[hits] = n
+            hits += 1
+        else:
+            s.absent[misses] = n
+            misses += 1
+            count_here(s, reason(s, x, 0), 1)
+        use_without_events(s, x)
+    count_look_up(s, hits, 0, misses)
+    if s["n_noted"] > 0:
+        note_decisions(s, hits, misses)
+    gate, depth = s["clock"]["time"], s["links"][0]["depth"]
+    for m in range(misses):
+        if m >= depth:
+            advance(s, s.lands[m - depth])
+        bring_in(s, hooks, s.demand_expert[s.absent[m]], m)
+    count_here(s, BYTES_DEMAND, misses * s.copies[s.now["layer"] * s["experts"]]["bytes"])
+    run_all(s, gate, hits, misses)
+    for n in range(s["demand"]["demanded"]):
+        clear_needed(s, s.demand_expert[n])
+
+
+@fast
+def bring_in(s, hooks, x, m):
+    """Transfer a missed expert, the m-th of the step, and make it resident at once."""
+    if make_space(s, hooks, x, 0) != GRANTED:
+        fail(s, STUCK, 0)
+    occupy(s, x)
+    set_landing(s, 0, m, send(s, 0, x))
+    enter(s, x, 0)
+    join_pool(s, x)
+
+
+@fast
+def run_all(s, gate, hits, misses):
+    """Run the hits from the gate on, then each miss when it has landed."""
+    spent = 0
+    for i in range(hits):
+        spent += expert_cost(s, s.demand_expert[s.present[i]], s.demand_tokens[s.present[i]])
+    time = gate + spent
+    for m in range(misses):
+        cost = expert_cost(s, s.demand_expert[s.absent[m]], s.demand_tokens[s.absent[m]])
+        time = max(time, s.lands[m]) + cost
+        spent += cost
+    spend(s, spent)
+    advance(s, time)
 
 
 # compute

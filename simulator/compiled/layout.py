@@ -257,6 +257,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "slot": (np.int64, ("experts",)),  # the access that serves an expert, or NONE
     "predictions": (np.int64, ("n_experts",)),  # how often it was predicted for its layer's next gate
     "present": (np.int64, ("experts",)),  # demanded and resident, in demand order
+    "absent": (np.int64, ("experts",)),  # demanded and absent
     "union_at": (np.int64, ("experts",)),  # an expert's position in the union being made, or NONE
     "access_of": (np.int64, ("experts",)),  # an expert's access while the union is made again, or NONE
     "accesses": (ACCESS, ("n_accesses",)),
@@ -378,7 +379,7 @@ OWNS = {
     "gate": "now.absent accesses missing slot tier unfetched verdict",
     "passes": "reset arrivals slot_number slot_next slot_end " + " ".join(PLAN_ARRAYS),
     "compute": "now kept cpu cpu_queue cpu_until loading round accesses.served counters.page",
-    "fast_path": "present course notes noted_hits noted_misses noted_tokens",
+    "fast_path": "present absent course notes noted_hits noted_misses noted_tokens",
     "engine": "stepped",
     "adapters": "eval_keys wants suggested",
 }
