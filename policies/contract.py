@@ -3,8 +3,8 @@
 A policy is written once and runs in every engine. Its hooks are plain functions of fixed signature over tables:
 
     now       one record: the execution point (pass, layer, phase, ...), see NOW
-    experts   a row per expert x = layer * E + e, see EXPERT
-    copies    a row per copy y = x * P + p at precision p (0 is the most precise), see COPY
+    experts   a row per expert x = layer * E + e, see EXPERT_COLUMNS
+    copies    a row per copy y = x * P + p at precision p (0 is the most precise), see COPY_COLUMNS
     own       the policy's own memory: own.rows[y], own.regs[pool], own.reals[layer or pool], own.par[slot]
     step      the gate's arrays (hooks that are called at a gate only), see Step
 
@@ -67,7 +67,6 @@ NOW = np.dtype([(name, np.int64) for name in NOW_COLUMNS], align=True)
 
 #: One row per expert, written by the engine, kept whether resident or not and cleared by a reset.
 EXPERT_COLUMNS = {
-    # first what every use writes: half a line of the processor's cache
     "last_use": "logical timestamp, advanced by every use and by the arrival of a prefetch",
     "last_pass": "pass of that timestamp; -1 without one",
     "uses_ever": "uses: steps that run it, from the fast tier or on the CPU",
@@ -82,20 +81,16 @@ EXPERT_COLUMNS = {
     "profile": "bytes of the experts that the profile ranks before it in its pool; NEVER if it does not list it",
     "needed": "1 from the gate that demands it until it has run from the fast tier, or will not",
 }
-EXPERT = np.dtype([(name, np.int64) for name in EXPERT_COLUMNS], align=True)
-
 #: One row per copy, written by the engine.
 COPY_COLUMNS = {
-    # 24 bytes without padding: every access reads a row, and half a line of the processor's cache holds it
-    "entered": (np.int64, "order in which it last entered its pool, or a side buffer while it is there"),
-    "bytes": (np.int64, "what it takes of its pool"),
-    "pool": (np.int32, "number of its pool"),
-    "state": (np.int8, "ABSENT, QUEUED, IN_FLIGHT or RESIDENT"),
-    "protected": (np.int8, "1 while it may not be a victim"),
-    "prefetched": (np.int8, "1 if its last arrival was a prefetch not yet used"),
-    "lower": (np.int8, "1 while it is complete in the highest of the platform's lower tiers"),
+    "entered": "order in which it last entered its pool, or a side buffer while it is there",
+    "bytes": "what it takes of its pool",
+    "pool": "number of its pool",
+    "state": "ABSENT, QUEUED, IN_FLIGHT or RESIDENT",
+    "protected": "1 while it may not be a victim",
+    "prefetched": "1 if its last arrival was a prefetch not yet used",
+    "lower": "1 while it is complete in the highest of the platform's lower tiers",
 }
-COPY = np.dtype([(name, kind) for name, (kind, _) in COPY_COLUMNS.items()], align=True)
 
 
 def expert_of(now: Any, y: int) -> int:
@@ -141,7 +136,7 @@ OPTIONAL = OPTIONAL_COLUMNS | OPTIONAL_ARRAYS
 def markdown() -> str:
     """Return the Markdown table of columns and arrays in docs/policies.md; a star marks what `reads` declares."""
     of = {"now": NOW_COLUMNS, "experts[x]": EXPERT_COLUMNS}
-    of["copies[y]"] = {name: meaning for name, (_, meaning) in COPY_COLUMNS.items()}
+    of["copies[y]"] = COPY_COLUMNS
     for table, arrays in (("step", Step), ("own", Own)):
         hints = get_type_hints(arrays, include_extras=True)
         of[table] = {name: hint.__metadata__[0] for name, hint in hints.items()}

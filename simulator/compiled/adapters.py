@@ -5,14 +5,13 @@ read from the state: passing them would take twenty arrays, written out and read
 lists has its own adapter, which finds the lists in the state; other hooks share one adapter per number of arguments.
 
 `hooks.compiled` copies an adapter for every hook and sets the globals that are not defined here: `hook`, `tables`,
-`result_of`, `own` (the policy's memory), and `all_experts` and `step_of` with the columns that the policy may read.
+`result_of`, `own` (the policy's memory), and `all_experts`, `all_copies` and `step_of` with what the policy may read.
 """
 # ruff: noqa: F821
 # pyright: reportUndefinedVariable=false
 
 from moereplay.simulator.compiled.state import (
     all_chosen,
-    all_copies,
     all_eligible,
     all_eval_copies,
     all_eval_keys,

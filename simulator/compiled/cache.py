@@ -26,10 +26,13 @@ from moereplay.simulator.compiled.ranking import (
     clear_needed,
     count_first_use,
     count_use,
+    following,
     forget_uses,
+    has_uses,
     invalidate,
     invalidate_expert,
     is_candidate,
+    last_use,
     leave_queue,
     move_last,
     remove_member,
@@ -46,6 +49,7 @@ from moereplay.simulator.compiled.state import (
     notifier,
     pool_of,
     size_of,
+    taken_by,
 )
 from moereplay.simulator.jit.marks import called, fast
 
@@ -74,11 +78,10 @@ def find_any(s, x, state):
 @fast
 def reason(s, x, want):
     """Return the counter for the kind of miss, judged over all copies of x that would have satisfied `want`."""
-    first, ever, latest = x * s["precisions"], False, NEVER_LEFT
-    for y in range(first, first + want + 1):
-        ever = ever or s.owned[y]["ever"] == 1
-        latest = max(latest, s.owned[y]["evicted_pass"])
-    if not ever:
+    first, latest = x * s["precisions"], NEVER_LEFT
+    for y in range(first, first + want + 1):  # none is resident
+        latest = max(latest, s.copies[y]["since"])
+    if latest == NEVER_LEFT:
         return COMPULSORY
     return COLLISIONS if latest == s.now["pass"] else CAPACITY
 
@@ -103,7 +106,7 @@ def set_state(s, y, state):
 def use(s, hooks, y):
     """Record the use of a demanded copy that is resident or in flight."""
     x = expert_of(s, y)
-    count_use(s, x, s.copies[y]["prefetched"] * s.owned[y]["counted"])
+    count_use(s, x, y)
     if s["listeners_on_use"] != 0:
         on_use(s, hooks, y)
     s.copies[y]["prefetched"] = 0
@@ -122,7 +125,7 @@ def use_elsewhere(s, hooks, y):
 @fast
 def use_without_events(s, x):
     """Record a use on the fast path: one copy per expert, no listeners, pinned until the step ends."""
-    count_use(s, x, s.copies[x]["prefetched"] * s.owned[x]["counted"])
+    count_use(s, x, x)
     s.copies[x]["prefetched"] = 0
     pin_unlisted(s, x)
 
@@ -130,6 +133,8 @@ def use_without_events(s, x):
 @fast
 def forget_if_gone(s, x):
     """Clear the uses of expert x if none of its copies is resident."""
+    if s["keeps_uses"] == 0:
+        return
     if s["precisions"] == 1 or find_any(s, x, RESIDENT) == NONE:
         forget_uses(s, x)
 
@@ -140,9 +145,8 @@ def forget_if_gone(s, x):
 @called
 def pin(s, y):
     """Pin copy y until `unpin` or the end of the step."""
-    mine = s.owned[y]
-    if mine["listed"] == 0:
-        mine["listed"] = 1
+    if s.owned[y]["listed"] == 0:
+        s.owned[y]["listed"] = 1
         s.pinned[s["cache"]["pinned_now"]] = y
         s["cache"]["pinned_now"] += 1
     pin_unlisted(s, y)
@@ -154,8 +158,8 @@ def pin_unlisted(s, y):
     copy = s.copies[y]
     if copy["protected"] == 0:
         copy["protected"] = 1
-        if s.owned[y]["member"] == 1:
-            s.pools[pool_of(s, y)]["open"] -= copy["bytes"]
+        if copy["member"] == 1:
+            s.pools[pool_of(s, y)]["open"] -= taken_by(s, y)
             invalidate(s, y)
 
 
@@ -163,8 +167,8 @@ def pin_unlisted(s, y):
 def keep_for_good(s):
     """Make the copies that never leave resident; they take nothing of the pools' capacity."""
     for i in range(s["n_resident"]):
-        copy, mine = s.copies[s.resident[i]], s.owned[s.resident[i]]
-        copy["state"], copy["protected"], mine["ever"], mine["for_good"] = RESIDENT, 1, 1, 1
+        copy = s.copies[s.resident[i]]
+        copy["state"], copy["protected"], s.owned[s.resident[i]]["for_good"] = RESIDENT, 1, 1
 
 
 @fast
@@ -172,8 +176,8 @@ def unpin(s, y):
     copy = s.copies[y]
     if copy["protected"] == 1 and (s["n_resident"] == 0 or s.owned[y]["for_good"] == 0):
         copy["protected"] = 0
-        if s.owned[y]["member"] == 1:
-            s.pools[pool_of(s, y)]["open"] += copy["bytes"]
+        if copy["member"] == 1:
+            s.pools[pool_of(s, y)]["open"] += taken_by(s, y)
             invalidate(s, y)
 
 
@@ -194,8 +198,8 @@ def mark_computed(s, x, y):
         s["cache"]["bypassed"] = NONE
         set_state(s, y, ABSENT)
         forget_if_gone(s, x)
-    elif s.owned[y]["member"] == 1 and s.owned[y]["done"] == 0:  # a copy in a side buffer takes no bytes of the pool
-        s.owned[y]["done"] = 1
+    elif s.copies[y]["member"] == 1 and s.copies[y]["done"] == 0:  # a copy in a side buffer takes no bytes of the pool
+        s.copies[y]["done"] = 1
         s.done[s["cache"]["done_now"]] = y
         s["cache"]["done_now"] += 1
 
@@ -215,7 +219,7 @@ def end_step(s):
 def forget_all_done(s):
     """Clear the list of copies that are evictable as a last resort."""
     for i in range(s["cache"]["done_now"]):
-        s.owned[s.done[i]]["done"] = 0
+        s.copies[s.done[i]]["done"] = 0
     s["cache"]["done_now"] = 0
 
 
@@ -225,27 +229,35 @@ def forget_all_done(s):
 @fast
 def enter(s, y, unused):
     """Make copy y resident. `unused`: 1 if it was prefetched and no demand has met it."""
-    mine, copy, x = s.owned[y], s.copies[y], expert_of(s, y)
-    known = s.experts[x]["uses_here"] > 0 or (s["precisions"] > 1 and find_any(s, x, RESIDENT) != NONE)
-    s["cache"]["arrivals"] += 1
-    copy["state"], copy["entered"], copy["prefetched"] = RESIDENT, s["cache"]["arrivals"], unused
-    mine["counted"] = 1 if unused == 1 and not known else 0
-    mine["entered_step"], mine["ever"] = s.now["step"], 1
+    copy, x = s.copies[y], expert_of(s, y)
+    if s["keeps_uses"] == 1:
+        known = has_uses(s, x) or (s["precisions"] > 1 and find_any(s, x, RESIDENT) != NONE)
+        s.owned[y]["counted"] = 1 if unused == 1 and not known else 0
+        if unused == 1 and not known:
+            count_first_use(s, x)
+    note_entry(s, y)
+    copy["state"], copy["prefetched"], copy["since"] = RESIDENT, unused, s.now["step"]
     count(s, INSERTIONS, layer_of(s, y), 1)
     if unused == 1:
         set_timestamp(s, x)
-    if mine["counted"] == 1:
-        count_first_use(s, x)
     invalidate_expert(s, x)
+
+
+@fast
+def note_entry(s, y):
+    """Number the entry of copy y, if a policy reads the order of entries."""
+    if s["keeps_entered"] == 1:
+        s["cache"]["arrivals"] += 1
+        s.owned[y]["entered"] = s["cache"]["arrivals"]
 
 
 @fast
 def join_pool(s, y):
     """Add copy y to its pool: it is a candidate for eviction once it is not pinned."""
     copy = s.copies[y]
-    s.owned[y]["member"] = 1
+    copy["member"] = 1
     if copy["protected"] == 0:
-        s.pools[pool_of(s, y)]["open"] += copy["bytes"]
+        s.pools[pool_of(s, y)]["open"] += taken_by(s, y)
     if s["queue"] == BY_ENTRY:
         move_last(s, y)
     if s["ranks"] == 1:
@@ -255,9 +267,8 @@ def join_pool(s, y):
 @called
 def move_in(s, y):
     """Move a resident copy from its side buffer into its pool."""
-    s.pools[pool_of(s, y)]["used"] += s.copies[y]["bytes"]
-    s["cache"]["arrivals"] += 1
-    s.copies[y]["entered"] = s["cache"]["arrivals"]  # the order of arrival in the cache itself
+    occupy(s, y)
+    note_entry(s, y)  # the order of arrival in the cache itself
     join_pool(s, y)
     invalidate_expert(s, expert_of(s, y))
 
@@ -265,11 +276,9 @@ def move_in(s, y):
 @called
 def warm_copy(s, y):
     """Make copy y resident before the start: unused, not prefetched and not counted."""
-    copy = s.copies[y]
-    s["cache"]["arrivals"] += 1
-    copy["state"], copy["entered"] = RESIDENT, s["cache"]["arrivals"]
-    s.owned[y]["ever"] = 1
-    s.pools[pool_of(s, y)]["used"] += copy["bytes"]
+    note_entry(s, y)
+    s.copies[y]["state"], s.copies[y]["since"] = RESIDENT, 0
+    occupy(s, y)
     join_pool(s, y)
 
 
@@ -279,16 +288,16 @@ def warm_copy(s, y):
 @fast
 def evict(s, hooks, y, incoming):
     """Remove copy y from its pool."""
-    copy, mine = s.copies[y], s.owned[y]
-    s.pools[pool_of(s, y)]["used"] -= copy["bytes"]
-    mine["member"] = 0
+    copy, taken = s.copies[y], taken_by(s, y)
+    s.pools[pool_of(s, y)]["used"] -= taken
+    copy["member"] = 0
     if copy["protected"] == 0:
-        s.pools[pool_of(s, y)]["open"] -= copy["bytes"]
+        s.pools[pool_of(s, y)]["open"] -= taken
     if s["queue"] != NO_QUEUE:
         leave_queue(s, y)
     elif s["ranks"] == 1:
         remove_member(s, y)
-    if mine["done"] == 1:
+    if copy["done"] == 1:
         forget_done(s, y)
     leave(s, y, incoming)
     if s["listeners_on_evict"] != 0:
@@ -298,7 +307,7 @@ def evict(s, hooks, y, incoming):
 @called
 def forget_done(s, y):
     """Remove copy y from this step's list of computed copies: it may return and run again."""
-    s.owned[y]["done"] = 0
+    s.copies[y]["done"] = 0
     s["cache"]["done_now"] -= 1
     for i in range(s["cache"]["done_now"]):
         if s.done[i] == y:
@@ -314,17 +323,15 @@ def forget_evicted(s):
 @fast
 def leave(s, y, incoming):
     """Count an eviction for the incoming expert's layer, and wasted bytes for the victim's layer."""
-    copy, mine = s.copies[y], s.owned[y]
-    layer = layer_of(s, y)
+    copy, layer = s.copies[y], layer_of(s, y)
     count(s, EVICTIONS, layer_of(s, incoming), 1)
-    lived(s, layer, s.now["step"] - mine["entered_step"])
+    lived(s, layer, s.now["step"] - copy["since"])
     if copy["prefetched"] == 1:
         count(s, BYTES_WASTED, layer, size_of(s, y))
     if s["victim_ns"] > 0:
         s["cache"]["evicted_now"] += 1
-    copy["state"], copy["protected"], copy["prefetched"] = ABSENT, 0, 0
+    copy["state"], copy["protected"], copy["prefetched"], copy["since"] = ABSENT, 0, 0, s.now["pass"]
     forget_if_gone(s, expert_of(s, y))
-    mine["evicted_pass"] = s.now["pass"]
     note(s, IS_EVICT, y, incoming)
 
 
@@ -336,9 +343,8 @@ def clear_cache(s):
     """Empty the cache and forget its history."""
     for y in range(s["n_copies"]):
         copy, mine = s.copies[y], s.owned[y]
-        copy["state"], copy["protected"], copy["entered"], copy["prefetched"] = ABSENT, 0, 0, 0
-        mine["evicted_pass"], mine["entered_step"] = NEVER_LEFT, 0
-        mine["member"], mine["listed"], mine["done"], mine["ever"], mine["side"] = 0, 0, 0, 0, 0
+        copy["state"], copy["protected"], copy["prefetched"], copy["since"] = ABSENT, 0, 0, NEVER_LEFT
+        copy["member"], copy["done"], mine["entered"], mine["listed"], mine["side"] = 0, 0, 0, 0, 0
     for pool in range(s["n_pools"]):
         s.pools[pool]["used"], s.pools[pool]["open"] = 0, 0
     cache = s["cache"]
@@ -356,7 +362,7 @@ WAS_CANDIDATE, WAS_LAST_RESORT = 1, 2
 @fast
 def make_space(s, hooks, y, prefetch):
     """Evict enough for copy y, if that is possible and the policy admits y. `prefetch`: 1 if no demand waits for y."""
-    pool, size = pool_of(s, y), s.copies[y]["bytes"]
+    pool, size = pool_of(s, y), taken_by(s, y)
     bytes_of = s.pools[pool]
     short = bytes_of["used"] + size - bytes_of["capacity"]
     if short <= 0:
@@ -403,7 +409,7 @@ def rejected(s, prefetch):
 def evict_if_all_may(s, hooks, y, prefetch):
     """Select all victims and decide admission before the first eviction, so that hooks see unchanged tables."""
     bytes_of = s.pools[pool_of(s, y)]
-    short = bytes_of["used"] + s.copies[y]["bytes"] - bytes_of["capacity"]
+    short = bytes_of["used"] + taken_by(s, y) - bytes_of["capacity"]
     verdict, s["space"]["aside_now"] = GRANTED, 0
     while verdict == GRANTED and short > 0:
         victim = choose_victim(s, hooks, pool_of(s, y), y)
@@ -412,7 +418,7 @@ def evict_if_all_may(s, hooks, y, prefetch):
         elif not admits(s, hooks.admit, y, prefetch, victim):
             verdict = rejected(s, prefetch)
         else:
-            short -= s.copies[victim]["bytes"]
+            short -= taken_by(s, victim)
             set_aside(s, victim, short > 0)
     restore_candidates(s)
     if verdict == GRANTED:
@@ -450,9 +456,9 @@ def victim_by_key(s, keys, pool):
     if s.pools[pool]["open"] <= 0:
         return smallest_last_resort(s, keys, pool)
     if s["queue"] != NO_QUEUE:
-        y = s.behind[s["n_copies"] + pool]
+        y = following(s, s["n_copies"] + pool)
         while s.copies[y]["protected"] == 1:
-            y = s.behind[y]
+            y = following(s, y)
         return y
     return smallest(s, keys, pool)
 
@@ -461,7 +467,7 @@ def victim_by_key(s, keys, pool):
 def victim_of_policy(s, hook, pool, y):
     """Return the policy's victim; NONE, and end the run, if it is not a candidate of the pool."""
     victim = hook(s, pool, y)
-    if 0 <= victim < s["n_copies"] and s.copies[victim]["pool"] == pool and is_candidate(s, victim):
+    if 0 <= victim < s["n_copies"] and pool_of(s, victim) == pool and is_candidate(s, victim):
         return victim
     fail(s, BAD_VICTIM, victim)
     return NONE
@@ -480,7 +486,7 @@ def admits(s, hook, y, prefetch, victim):
 def is_last_resort(s, y, pool):
     """Return whether copy y is demanded by this step, computed and not set aside: only a demand may evict it."""
     protected = s.copies[y]["protected"] == 1 and s.owned[y]["aside"] == 0
-    return protected and s.copies[y]["pool"] == pool
+    return protected and pool_of(s, y) == pool
 
 
 @called
@@ -490,7 +496,7 @@ def last_resort_suffices(s, pool, short):
         if short <= 0:
             return True
         if is_last_resort(s, s.done[i], pool):
-            short -= s.copies[s.done[i]]["bytes"]
+            short -= taken_by(s, s.done[i])
     return short <= 0
 
 
@@ -516,7 +522,7 @@ def leaves_before(s, i, j):
     if s.eval_keys[i] != s.eval_keys[j]:
         return s.eval_keys[i] < s.eval_keys[j]
     a, b = s.eval_copies[i], s.eval_copies[j]
-    ours, theirs = s.experts[expert_of(s, a)]["last_use"], s.experts[expert_of(s, b)]["last_use"]
+    ours, theirs = last_use(s, a), last_use(s, b)
     return ours < theirs or (ours == theirs and a < b)
 
 
@@ -530,7 +536,7 @@ on_insert = notifier("on_insert")
 @fast
 def claim(s, hooks, y):
     """Reserve the bytes of a transfer that is about to start, with evictions."""
-    is_prefetch = s.owned[y]["prefetch"]
+    is_prefetch = s.copies[y]["prefetch"]
     if is_prefetch == 1 and s["side_slots"] > 0:
         return claim_side(s, y)
     claimed = make_space(s, hooks, y, is_prefetch)
@@ -547,19 +553,19 @@ def claim(s, hooks, y):
 @fast
 def occupy(s, y):
     """Reserve the bytes of copy y in its pool."""
-    s.pools[pool_of(s, y)]["used"] += s.copies[y]["bytes"]
+    s.pools[pool_of(s, y)]["used"] += taken_by(s, y)
 
 
 @fast
 def land(s, hooks, y):
     """Complete a transfer: make the copy resident unless it bypasses the cache."""
-    mine = s.owned[y]
-    if s["has_admit"] == 1 and mine["bypasses"] == 1:
+    copy = s.copies[y]
+    if s["has_admit"] == 1 and s.owned[y]["bypasses"] == 1:
         return
-    unused = 1 if mine["prefetch"] == 1 and mine["awaited"] == 0 else 0
+    unused = 1 if copy["prefetch"] == 1 and copy["awaited"] == 0 else 0
     enter(s, y, unused)
-    if s["side_slots"] > 0 and mine["side"] == 1:
-        if mine["awaited"] == 1:
+    if s["side_slots"] > 0 and s.owned[y]["side"] == 1:
+        if copy["awaited"] == 1:
             promote(s, hooks, y)
         return
     join_pool(s, y)
@@ -591,7 +597,7 @@ def overwritable(s):
     """Return the oldest copy in a side buffer whose gate has passed and that is not pinned, or NONE."""
     for i in range(s["side_buffer"]["in_side"]):
         y = s.buffered[i]
-        target, step = s.owned[y]["target"], s.now["step"]
+        target, step = s.copies[y]["target"], s.now["step"]
         passed = target < step or (target == step and s.now["gated"] == 1)
         if passed and s.copies[y]["state"] == RESIDENT and s.copies[y]["protected"] == 0:
             return y

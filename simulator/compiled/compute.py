@@ -396,8 +396,8 @@ def has_landed(s):
     """Return whether what the next stage computes has landed: a matrix of batches, delayed hits as a whole."""
     for i in range(s["gate"]["served"]):
         if s.accesses[i]["served"] == IN_ROUND and not is_here(s, i):
-            mine = s.owned[s.accesses[i]["y"]]
-            if mine["prefetch"] == 1 or mine["parts"] < s["round"]["stage"]:
+            y = s.accesses[i]["y"]
+            if s.copies[y]["prefetch"] == 1 or s.owned[y]["parts"] < s["round"]["stage"]:
                 return False
     return True
 

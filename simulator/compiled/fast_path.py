@@ -93,7 +93,7 @@ from moereplay.simulator.compiled.links import (
 )
 from moereplay.simulator.compiled.passes import count_unused
 from moereplay.simulator.compiled.ranking import clear_needed, mark_needed, update_next_use
-from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of, pool_of
+from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of, pool_of, size_of, taken_by
 from moereplay.simulator.config import KINDS
 from moereplay.simulator.errors import LATEST_NS
 from moereplay.simulator.interface import RunSpec
@@ -381,8 +381,10 @@ def load_next(s, at):
     for i in range(at, min(at + s["demand"]["demanded"], s["n_demand"])):
         x = base + s.stream_expert[i]
         load_ahead(s.copies[x])
-        load_ahead(s.owned[x])
-        load_ahead(s.experts[x])
+        if s["ranks"] == 1:
+            load_ahead(s.owned[x])
+        if s["keeps_uses"] == 1:
+            load_ahead(s.experts[x])
 
 
 @fast
@@ -441,7 +443,7 @@ def is_alone(s):
     if s["has_suggest"] == 1 or s["n_course"] > 0 or not has_plain_link(s):
         return False
     first = s.now["layer"] * s["experts"]
-    return s["demand"]["demanded"] * s.copies[first]["bytes"] <= s.pools[pool_of(s, first)]["capacity"]
+    return s["demand"]["demanded"] * taken_by(s, first) <= s.pools[pool_of(s, first)]["capacity"]
 
 
 @fast
@@ -474,7 +476,7 @@ def run_alone(s, hooks, first):
         if m >= depth:
             advance(s, s.lands[m - depth])
         bring_in(s, hooks, s.demand_expert[s.absent[m]], m)
-    count_here(s, BYTES_DEMAND, misses * s.copies[s.now["layer"] * s["experts"]]["bytes"])
+    count_here(s, BYTES_DEMAND, misses * size_of(s, s.now["layer"] * s["experts"]))
     run_all(s, gate, hits, misses)
     for n in range(s["demand"]["demanded"]):
         clear_needed(s, s.demand_expert[n])

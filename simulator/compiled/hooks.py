@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moereplay.policies.contract import EXPERT, OPTIONAL_ARRAYS, OPTIONAL_COLUMNS, Policy, PolicyError, Step
+from moereplay.policies.contract import OPTIONAL_ARRAYS, OPTIONAL_COLUMNS, Policy, PolicyError, Step
 from moereplay.policies.files import complaint
 from moereplay.policies.hooks import HOOKS, KINDS
 from moereplay.simulator.compiled import adapters, state
-from moereplay.simulator.compiled.layout import ARRAYS, STATE
+from moereplay.simulator.compiled.layout import IF_NAMED, STATE
 from moereplay.simulator.compiled.state import (
+    COPIES,
+    EXPERTS,
     all_batch_order,
     all_batch_score,
     all_batch_scores,
@@ -30,7 +32,6 @@ from moereplay.simulator.compiled.state import (
     all_demand_mass,
     all_demand_rank,
     all_demand_tokens,
-    all_experts,
     all_ids,
     all_logits,
     all_look_order,
@@ -42,8 +43,17 @@ from moereplay.simulator.compiled.state import (
 )
 from moereplay.simulator.config import PolicySet
 from moereplay.simulator.jit.machine_code import kept, unkept
-from moereplay.simulator.jit.marks import IS_PYTHON, NotCompiledError, Shape, array_reader, fast, merged, whole_number
-from moereplay.simulator.jit.reached import digest, reached_from
+from moereplay.simulator.jit.marks import (
+    IS_PYTHON,
+    NotCompiledError,
+    Shape,
+    Table,
+    fast,
+    merged,
+    table_reader,
+    whole_number,
+)
+from moereplay.simulator.jit.reached import digest, reached_from, texts_of
 
 if TYPE_CHECKING:
     from moereplay.simulator.jit.compiling import Built
@@ -51,28 +61,35 @@ if TYPE_CHECKING:
 
 # The tables as one policy's hooks receive them, without columns and arrays that are absent from its `reads`.
 #
-# A hook that reads an undeclared column does not compile, however it obtains the name. In plain Python, numpy rejects
-# the column, and indexing None fails for an array.
+# A hook that reads an undeclared column does not compile, however it obtains the name. In plain Python, a row does not
+# have the column, and indexing None fails for an array.
+
+#: Columns that are not always kept.
+NOT_ALWAYS = OPTIONAL_COLUMNS.union(*IF_NAMED.values())
 
 
-def readable(reads: frozenset[str]) -> dict[str, Callable]:
-    """Return `all_experts` and `step_of`, by these names, for hooks of a policy that reads `reads`."""
-    return {"all_experts": _experts(reads & OPTIONAL_COLUMNS), "step_of": _step(reads & OPTIONAL_ARRAYS)}
+def named_by(policy: Policy) -> frozenset[str]:
+    """Return which of the columns in IF_NAMED the hooks of a policy name."""
+    given = (getattr(policy, name, None) for name in HOOKS)
+    return frozenset().union(*map(_named_in, filter(None, given)))
 
 
 @cache
-def _experts(reads: frozenset[str]) -> Callable:
-    """Return the expert table with the declared columns at their offsets in EXPERT."""
-    if reads == OPTIONAL_COLUMNS:
-        return all_experts
-    every: Any = EXPERT.fields
-    fields = {name: every[name] for name in EXPERT.names or () if name not in OPTIONAL_COLUMNS - reads}
-    columns: Any = {"names": list(fields), "itemsize": EXPERT.itemsize}
-    columns |= {"formats": [field[0] for field in fields.values()], "offsets": [field[1] for field in fields.values()]}
-    narrow = np.dtype(columns, align=True)
-    if IS_PYTHON:
-        return lambda s: s.arrays["experts"].view(narrow)
-    return array_reader("experts", narrow, *ARRAYS["experts"][1], whole=True)
+def _named_in(hook: FunctionType) -> frozenset[str]:
+    return frozenset().union(*IF_NAMED.values()) & texts_of(reached_from(hook))
+
+
+def readable(reads: frozenset[str]) -> dict[str, Callable]:
+    """Return `all_experts`, `all_copies` and `step_of`, by these names, for hooks of a policy that reads `reads`."""
+    tables = {"all_experts": _table(EXPERTS, reads), "all_copies": _table(COPIES, reads)}
+    return tables | {"step_of": _step(reads & OPTIONAL_ARRAYS)}
+
+
+@cache
+def _table(of: Table, reads: frozenset[str]) -> Any:
+    """Return a table without the columns that are kept for those who name them only."""
+    hidden = NOT_ALWAYS - reads
+    return table_reader(of._replace(columns=tuple(each for each in of.columns if each.name not in hidden)))
 
 
 @cache
@@ -227,7 +244,7 @@ def compiled(name: str, policy: Policy) -> Any:
     if given is None:
         return ABSENT
     try:
-        return _machine(name, given, policy.kind, policy.may_read, bool(policy.version))
+        return _machine(name, given, policy.kind, policy.may_read | named_by(policy), bool(policy.version))
     except NotCompiledError as error:
         raise refusal(policy, name, given, str(error)) from error
 

@@ -14,12 +14,15 @@ from moereplay.simulator.capacity import bytes_before
 from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.counters import BUCKETS, LAYERED, NO_ROW, TIMES, WIDTH
 from moereplay.simulator.compiled.demand import FAMILIES
+from moereplay.simulator.compiled.hooks import named_by
 from moereplay.simulator.compiled.inputs import Inputs, costs_of, noted_lengths, pass_lengths
 from moereplay.simulator.compiled.layout import (
     ARRAYS,
     HEAD,
+    IF_NAMED,
     INPUT_ARRAYS,
     MEMORIES,
+    MOST_STEPS,
     OWN_CLOCK,
     PLAN_ARRAYS,
     POSITIONS,
@@ -36,6 +39,7 @@ from moereplay.simulator.compiled.layout import (
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
 from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL, READERS
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig, parse_reset
+from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import Oracle, RunSpec
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.rates import NOT_YET
@@ -43,7 +47,7 @@ from moereplay.simulator.threads import stop_flag
 from moereplay.traces.passes import slots_of
 from moereplay.traces.routers import is_shared
 
-#: Alignment of tables, bytes: a row of `owned` fills one cache line, and a use writes one line of the expert table.
+#: Alignment of tables, bytes: no row of `copies` or `experts` lies in two cache lines.
 CACHE_LINE = 64
 
 
@@ -118,6 +122,8 @@ def initial_state(
     numbers |= {"n_matrices": len(costs["matrix_sum"]), "n_read_links": len(costs["read_first"])}
     numbers |= {"n_reads": len(costs["read_size"]), "n_lane_rates": len(costs["lane_rate"])}
     numbers |= {"n_lanes": numbers["n_lane_rates"] // numbers["n_links"], "n_contexts": len(costs["kv_ns"])}
+    if numbers["passes"] * numbers["layers"] > MOST_STEPS:
+        raise ConfigError(f"invalid number of steps: expected at most {MOST_STEPS:,} in a replay; take fewer requests")
     arrays = {
         name: _zeros(numbers, dtype, axes) for name, (dtype, axes) in (ARRAYS | MEMORIES).items() if name not in costs
     }
@@ -251,6 +257,8 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
     reads |= {"reads_unfetched": "unfetched" in named}
     reads |= {"reads_demand": bool(named & {"rank", "mass"}), "reads_need": bool(named & {"needed", "mass_ever"})}
+    columns = frozenset().union(*map(named_by, policies))
+    reads |= {number: bool(names & columns) for number, names in IF_NAMED.items()}
     return listeners | given | reads | _key_dependencies(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
 
 
@@ -349,9 +357,9 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     """Fill in the constant columns, and the initial values that are not 0."""
     arrays, layout, geometry = state.arrays, spec.layout, spec.layout.geometry
     experts, owned, copies, pools = (arrays[name] for name in ("experts", "owned", "copies", "pools"))
-    y = np.arange(len(copies))
-    owned["x"], owned["evicted_pass"] = y // layout.precisions, NEVER_LEFT
-    owned["layer"] = owned["x"] // geometry.experts
+    y = np.arange(len(owned))
+    owned["x"], copies["since"] = y // layout.precisions, NEVER_LEFT
+    arrays["copy_layer"][:] = owned["x"] // geometry.experts
     owned["kind"] = layout.rows[owned["x"]] * layout.precisions + y % layout.precisions
     arrays["kind_bytes"][:] = np.array(layout.tiers, np.int64).T.ravel()
     if state["n_links"] > 1:
@@ -361,16 +369,15 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     links["first"], links["last_done"] = spec.times.first, NOT_YET
     lower = state["lower"][: state["n_tiers"]]
     lower["fifo"], lower["capacity"], lower["oldest"], lower["newest"] = spec.times.fifo, spec.lower, NONE, NONE
-    copies["bytes"] = layout.taken
-    by_layer = owned["layer"] if len(pools) > 1 else 0
-    copies["pool"] = np.array(spec.pool_of)[owned["x"]] if _pooled(spec) == BY_LINK else by_layer
+    owned["bytes"] = layout.taken
+    by_layer = arrays["copy_layer"] if len(pools) > 1 else 0
+    owned["pool"] = np.array(spec.pool_of)[owned["x"]] if _pooled(spec) == BY_LINK else by_layer
     experts["layer"] = np.arange(len(experts)) // geometry.experts
     experts["last_pass"] = experts["prediction_pass"] = -1
     pools["capacity"], pools["scope"] = spec.pools, NEVER_LEFT
     arrays["union_at"][:], arrays["access_of"][:] = NONE, NONE
     arrays["least_key"][:], arrays["least_order"][:] = NO_KEY, NO_KEY
-    for name in ("behind", "in_front"):
-        arrays[name][:] = np.arange(len(arrays[name]))
+    copies["behind"] = copies["in_front"] = np.arange(len(copies))
     arrays["keyed_scope"][:] = 0 if state["key_scope"] == TOUCH else NEVER_LEFT
     arrays["keyed_pass"][:] = NEVER_LEFT
     arrays["layered"][:] = LAYERED[: len(arrays["layered"])]
@@ -385,11 +392,11 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
 
 def _fill_oracle(state: SimulationState, oracle: Oracle) -> None:
     """Fill in oracle information: next uses, next passes and the profile ranking."""
-    experts, copies = state.arrays["experts"], state.arrays["copies"]
+    experts, owned = state.arrays["experts"], state.arrays["owned"]
     experts["next_use"] = np.asarray(oracle.first_uses, np.int64) if len(oracle.first_uses) else NEVER
     experts["next_pass"] = np.asarray(oracle.first_passes, np.int64) if len(oracle.first_passes) else NEVER
     experts["profile"], ranked = NEVER, np.array(oracle.ranking, np.int64)
-    of = copies[ranked * int(state["precisions"])]
+    of = owned[ranked * int(state["precisions"])]
     experts["profile"][ranked] = bytes_before(of["pool"], of["bytes"])
 
 

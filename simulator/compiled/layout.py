@@ -1,7 +1,7 @@
 """The memory layout of a run: the numbers of its state, and the arrays that they address, with types and shapes.
 
-Experts x = layer * E + e and copies y = x * P + p are numbered densely, so that nothing is looked up by name. `now`,
-`experts` and `copies` are the tables of `policies/contract.py`. `state` holds the functions that access all of it.
+Experts x = layer * E + e and copies y = x * P + p are numbered densely, so that nothing is looked up by name. What
+policies see as `experts` and `copies` (`policies/contract.py`) are columns of three tables here (`state`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.policies.contract import COPY, EXPERT
 from moereplay.policies.hooks import EVENTS
 from moereplay.simulator.platform import MOST_LINKS, MOST_TIERS
 
@@ -28,7 +27,7 @@ SETTING = (
     "layers experts width precisions passes pooled pool_rows sequential after_demand free_only reset_every "
     "side_slots reach logs keeps batched weighted scored knows_future by_key queue key_scope ranks row_length "
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
-    "reads_choice reads_ids reads_demand reads_need renews "
+    "reads_choice reads_ids reads_demand reads_need keeps_uses keeps_entered renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
     "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv draft_ns has_pieces victim_ns "
     "by_matrix has_stages matrices cpu_tier sync_ns next_pass reads_unfetched arrives uneven external "
@@ -91,28 +90,41 @@ LENGTHS = (
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
-#: Columns of a copy that are internal to the engine.
+#: What a step reads and writes of every copy: two rows fill a line of the processor's cache, and all rows of a small
+#: model its first level. The other columns are in OWNED and EXPERT.
+COPY = np.dtype(
+    [
+        ("last_use", np.int64),  # of its expert; in the row of the expert's first copy
+        ("since", np.int32),  # the step in which it came, while it is resident; else the pass in which it left
+        ("target", np.int32),  # the step that its prefetch is for
+        ("behind", np.int32),  # in a queue: the copies after and before it
+        ("in_front", np.int32),
+        ("state", np.int8),
+        ("protected", np.int8),
+        ("prefetched", np.int8),
+        ("member", np.int8),  # 1 while it is resident in its pool
+        ("done", np.int8),  # 1 from the end of its compute to the end of the step
+        ("prefetch", np.int8),  # its transfer is a prefetch; is awaited by a demand
+        ("awaited", np.int8),
+        ("invalid", np.int8),  # 1 while its key is invalid
+    ],
+    align=True,
+)
 OWNED = np.dtype(
     [
-        ("target", np.int64),  # the step that its prefetch is for
-        ("evicted_pass", np.int64),
-        ("entered_step", np.int64),
+        ("entered", np.int64),
+        ("bytes", np.int64),
+        ("pool", np.int32),
         ("x", np.int32),
-        ("layer", np.int32),
         ("kind", np.int32),  # row of `Geometry.rows` * P + precision, which determines size and times
         ("member_at", np.int32),  # position in its layer's list of members
         ("row_at", np.int32),  # position in its layer's row of candidates, from 1; 0 if it is not one
-        ("member", np.int8),  # 1 while it is resident in its pool
-        ("invalid", np.int8),  # 1 while its key is invalid
+        ("lower", np.int8),
         ("listed", np.int8),  # 1 if it is unpinned when the step ends
-        ("done", np.int8),  # 1 from the end of its compute to the end of the step
-        ("ever", np.int8),  # 1 once it has been resident
         ("aside", np.int8),  # state before it was selected as one of several victims (cache.py)
         ("counted", np.int8),  # 1 if its arrival by a prefetch counted as its first use
         ("side", np.int8),  # 1 while it is in a side buffer
-        ("prefetch", np.int8),  # its transfer is a prefetch; is awaited by a demand; bypasses the cache
-        ("awaited", np.int8),
-        ("bypasses", np.int8),
+        ("bypasses", np.int8),  # its transfer bypasses the cache
         ("link", np.int8),  # its home link
         ("for_cpu", np.int8),  # 1 while it comes where the CPU reads; 2 if a prefetch goes on from there
         ("for_good", np.int8),  # 1 if it never leaves the fast tier
@@ -120,6 +132,26 @@ OWNED = np.dtype(
     ],
     align=True,
 )
+EXPERT = np.dtype(
+    [
+        ("last_pass", np.int32),
+        ("uses_ever", np.int32),
+        ("uses_here", np.int32),
+        ("prediction_pass", np.int32),
+        ("layer", np.int32),
+        ("needed", np.int8),
+        ("last_prediction", np.int64),
+        ("mass_ever", np.int64),
+        ("next_use", np.int64),
+        ("next_pass", np.int64),
+        ("profile", np.int64),
+    ],
+    align=True,
+)
+#: Columns that policies see and that are written only if one of a run's policies names them.
+IF_NAMED = {"keeps_uses": {"last_pass", "uses_ever", "uses_here"}, "keeps_entered": {"entered"}}
+#: Passes and steps are numbers of 32 bits.
+MOST_STEPS = np.iinfo(np.int32).max
 POOL = record("capacity used open scope")
 ACCESS = record("n x y tokens served")
 EVENT = record("t0 t1 kind pass layer expert precision cause")
@@ -132,7 +164,8 @@ RULE = np.dtype([("family", np.int64), ("shared", np.int64), ("scale", np.float6
 ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     # the tables that policies see, and internal tables
     "experts": (EXPERT, ("n_experts",)),
-    "copies": (COPY, ("n_copies",)),
+    "copies": (COPY, ("n_queued",)),  # and a node for each pool's queue
+    "copy_layer": (np.int16, ("n_copies",)),
     "owned": (OWNED, ("n_copies",)),
     "pools": (POOL, ("n_pools",)),
     "kind_bytes": (np.int64, ("n_kinds",)),
@@ -176,8 +209,6 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "member_count": (np.int64, ("n_ranks",)),
     "keyed_scope": (np.int64, ("n_ranks",)),  # the scope and the pass in which a row's keys were evaluated
     "keyed_pass": (np.int64, ("n_ranks",)),
-    "behind": (np.int32, ("n_queued",)),  # in a queue: the copies after and before a copy
-    "in_front": (np.int32, ("n_queued",)),
     "invalid_copies": (np.int64, ("n_copies",)),
     "eval_copies": (np.int64, ("n_copies",)),  # a batch of copies, and their keys
     "eval_keys": (np.int64, ("n_copies",)),
@@ -255,7 +286,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "stand_ins": (np.int64, ("experts",)),  # tokens that each expert takes over from the current access
     "tier": (np.int64, ("experts",)),  # precision at which each expert of the layer runs in this step, or NONE
     "slot": (np.int64, ("experts",)),  # the access that serves an expert, or NONE
-    "predictions": (np.int64, ("n_experts",)),  # how often it was predicted for its layer's next gate
+    "predictions": (np.int32, ("n_experts",)),  # how often it was predicted for its layer's next gate
     "present": (np.int64, ("experts",)),  # demanded and resident, in demand order
     "absent": (np.int64, ("experts",)),  # demanded and absent
     "union_at": (np.int64, ("experts",)),  # an expert's position in the union being made, or NONE
@@ -355,21 +386,20 @@ OWNS = {
     "clock": "links.last_done compute.program_counter compute.then",
     "ranking": (
         "experts uses eval_copies invalid_copies keyed_pass keyed_scope least_key least_order marked_rows member_count "
-        "members row_count row_key row_marked row_order row_shift pools.scope owned.invalid "
-        "owned.member_at owned.row_at behind in_front"
+        "members row_count row_key row_marked row_order row_shift pools.scope copies.invalid copies.last_use "
+        "copies.behind copies.in_front owned.member_at owned.row_at"
     ),
     "cache": (
-        "copies pools.used pools.open pinned done owned.counted owned.done "
-        "owned.entered_step owned.ever owned.for_good owned.evicted_pass owned.listed owned.member "
+        "copies pools.used pools.open pinned done owned.counted owned.entered owned.for_good owned.listed "
         "space chosen_victims owned.aside side_buffer buffered owned.side"
     ),
     "link": (
         "links prefetch_queue demand_queue flight lands piece_at ready "
-        "owned.awaited owned.bypasses owned.prefetch "
+        "copies.awaited copies.prefetch owned.bypasses "
         "batch_count bytes_at wire_until owned.parts "
-        "lower newer older is_there held coming owned.for_cpu arrival copies.lower"
+        "lower newer older is_there held coming owned.for_cpu arrival owned.lower"
     ),
-    "links": "preloads to_load predictions link.announced owned.target",
+    "links": "preloads to_load predictions link.announced copies.target",
     "demand": (
         "chosen ids ran weights logits choice batch_scores batch_order batch_score union_at "
         "demand_expert demand_mass demand_next demand_pass demand_rank "

@@ -55,7 +55,7 @@ def show(s, tier, y, here):
     """Set whether a tier has a complete copy; policies see what the highest has."""
     s.is_there[cell(s, tier, y)] = here
     if tier == 0:
-        s.copies[y]["lower"] = here
+        s.owned[y]["lower"] = here
 
 
 @called
@@ -173,7 +173,7 @@ def copy_of(s, entry):
 @fast
 def is_prefetch(s, entry):
     """Return whether an entry is a prefetch."""
-    return not is_for_cpu(s, entry) and s.owned[entry]["prefetch"] == 1
+    return not is_for_cpu(s, entry) and s.copies[entry]["prefetch"] == 1
 
 
 # the list of copies, least recently read first
@@ -257,9 +257,10 @@ def place(s, link, at):
 @fast
 def enqueue(s, y, as_prefetch):
     """Mark copy y as queued, with a new transfer."""
-    mine = s.owned[y]
     set_state(s, y, QUEUED)
-    mine["prefetch"], mine["awaited"], mine["bypasses"] = as_prefetch, 0, 0
+    s.copies[y]["prefetch"], s.copies[y]["awaited"] = as_prefetch, 0
+    if s["has_admit"] == 1:
+        s.owned[y]["bypasses"] = 0
 
 
 @fast
@@ -286,7 +287,7 @@ def cancel_on(s, link, step):
     kept = s["links"][link]["prefetch_first"]
     for at in range(s["links"][link]["prefetch_first"], s["links"][link]["prefetch_end"]):
         y = s.prefetch_queue[place(s, link, at)]
-        if s.owned[y]["target"] <= step:
+        if s.copies[y]["target"] <= step:
             if s["n_tiers"] > 0:
                 release(s, tier_below(s, link), y)
             abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
@@ -420,7 +421,7 @@ def cause(s, entry):
     """Return the cause of a transfer for the event log."""
     if is_for_cpu(s, entry):
         return BY_CPU
-    if s.owned[entry]["prefetch"] == 1:
+    if s.copies[entry]["prefetch"] == 1:
         return BY_PREFETCH
     return BY_STREAM if s.owned[entry]["bypasses"] == 1 else BY_DEMAND
 
@@ -501,9 +502,9 @@ def prefetch_waits(s, link):
 @fast
 def await_transfer(s, y):
     """Make a demand wait for the transfer of copy y."""
-    mine = s.owned[y]
-    if mine["prefetch"] == 1 and mine["awaited"] == 0:
-        mine["awaited"] = 1
+    copy = s.copies[y]
+    if copy["prefetch"] == 1 and copy["awaited"] == 0:
+        copy["awaited"] = 1
         count(s, PREFETCH_USED, layer_of(s, y), 1)
         if s["has_pieces"] == 1 and first_piece_arrived(s, y):
             notify_arrival(s, y)
@@ -619,7 +620,7 @@ def land_by_matrix(s, hooks, link):
     """Process the landing of a prefetch, or of one matrix of a batch; the last one makes its experts resident."""
     mine = s["links"][link]
     at = place(s, link, mine["flight_first"])
-    if s.owned[s.flight[at]]["prefetch"] == 0:
+    if s.copies[s.flight[at]]["prefetch"] == 0:
         mine["matrices_here"] += 1
         for i in range(s.batch_count[at]):
             s.owned[s.flight[place(s, link, mine["flight_first"] + i)]]["parts"] = mine["matrices_here"]
@@ -631,7 +632,7 @@ def land_by_matrix(s, hooks, link):
     for _ in range(s.batch_count[at]):
         y = take_landed(s, link)
         land(s, hooks, y)
-        if s["has_stages"] == 0 and (s.owned[y]["prefetch"] == 0 or s.owned[y]["awaited"] == 1):
+        if s["has_stages"] == 0 and (s.copies[y]["prefetch"] == 0 or s.copies[y]["awaited"] == 1):
             notify_arrival(s, y)
             resume(s)
     mine["crossings"] -= 1

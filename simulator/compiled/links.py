@@ -90,7 +90,7 @@ def fetch_announced(s, y):
 def prefetch(s, y, target):
     """Queue a prefetch behind older ones."""
     enqueue(s, y, 1)
-    s.owned[y]["target"] = target
+    s.copies[y]["target"] = target
     count(s, PREFETCH_ISSUED, layer_of(s, y), 1)
     if s["loads_prefetches"] == 1:
         s.to_load[s["preloads"]["end"]] = y
@@ -156,7 +156,7 @@ def bring_for_cpu(s, y):
         read(s, tier, y)
         return True
     for below in range(tier, s["n_tiers"]):
-        if s.coming[cell(s, below, y)] == GOES_ON and s.owned[y]["prefetch"] == 1:
+        if s.coming[cell(s, below, y)] == GOES_ON and s.copies[y]["prefetch"] == 1:
             abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
     set_for_cpu(s, y, CPU_WAITS)
     send_from(s, highest(s, tier, y), y, entry_for_cpu(s, y), 0)
@@ -189,8 +189,8 @@ def stop_fills(s, link, step):
     """End prefetches for this step or an earlier one in the lower tier that they are on their way into."""
     for at in range(s["links"][link]["flight_first"], s["links"][link]["flight_end"]):
         y, tier = copy_of(s, s.flight[place(s, link, at)]), link - first_fill(s)
-        mine = s.owned[y]
-        if s.coming[cell(s, tier, y)] == GOES_ON and mine["prefetch"] == 1 and mine["target"] <= step:
+        copy = s.copies[y]
+        if s.coming[cell(s, tier, y)] == GOES_ON and copy["prefetch"] == 1 and copy["target"] <= step:
             set_onward(s, tier, y, STAYS)
             abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
 
@@ -253,7 +253,7 @@ def complete(s, hooks):
 @fast
 def is_awaited(s, y):
     """Return whether compute waits, or will wait, for the transfer of copy y."""
-    return s.owned[y]["prefetch"] == 0 or s.owned[y]["awaited"] == 1
+    return s.copies[y]["prefetch"] == 0 or s.copies[y]["awaited"] == 1
 
 
 @called
@@ -261,7 +261,7 @@ def promote_to_next_tier(s, tier, y):
     """Continue the transfer of a copy from the lower tier that it has reached, or let the CPU have it."""
     onward = fill(s, tier, y)
     if onward == GOES_ON:
-        send_up(s, y, s.owned[y]["prefetch"])
+        send_up(s, y, s.copies[y]["prefetch"])
     elif s["cpu_tier"] > 0 and onward == GOES_TO_CPU:
         behind = s.owned[y]["for_cpu"] == PREFETCH_WAITS
         if land_for_cpu(s, tier, y):

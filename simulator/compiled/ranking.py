@@ -25,6 +25,7 @@ from moereplay.simulator.compiled.state import (
     NO_KEY,
     ONE_POOL,
     expert_of,
+    first_copy,
     layer_of,
     notifier,
     pool_of,
@@ -56,9 +57,9 @@ def invalidate_copies(s, x):
 @fast
 def invalidate(s, y):
     """Invalidate the key of copy y: it is evaluated before the next victim is selected."""
-    mine = s.owned[y]
-    if s["ranks"] == 1 and mine["member"] == 1 and mine["invalid"] == 0:
-        mine["invalid"] = 1
+    copy = s.copies[y]
+    if s["ranks"] == 1 and copy["member"] == 1 and copy["invalid"] == 0:
+        copy["invalid"] = 1
         s.invalid_copies[s["ranking"]["invalid_now"]] = y
         s["ranking"]["invalid_now"] += 1
 
@@ -121,8 +122,8 @@ def rank_invalid(s, keys):
     count = 0
     for i in range(s["ranking"]["invalid_now"]):
         y = s.invalid_copies[i]
-        if s.owned[y]["invalid"] == 1:  # else `refresh_layer` has ranked it
-            s.owned[y]["invalid"] = 0
+        if s.copies[y]["invalid"] == 1:  # else `refresh_layer` has ranked it
+            s.copies[y]["invalid"] = 0
             count += key_or_leave_row(s, y, count)
     s["ranking"]["invalid_now"] = 0
     rank(s, keys, count)
@@ -152,7 +153,7 @@ def rank(s, keys, count):
     keys(s, count)
     for i in range(count):
         y, key = s.eval_copies[i], s.eval_keys[i]
-        at, order = row_place(s, y), s.experts[expert_of(s, y)]["last_use"] * s["n_ring"] + y
+        at, order = row_place(s, y), last_use(s, y) * s["n_ring"] + y
         s.row_key[at], s.row_order[at] = key - s.row_shift[row_of(s, y)], order
         update_minimum(s, row_of(s, y), y, key, order)
 
@@ -160,7 +161,13 @@ def rank(s, keys, count):
 @fast
 def is_candidate(s, y):
     """Return whether copy y is a candidate."""
-    return s.owned[y]["member"] == 1 and s.copies[y]["protected"] == 0
+    return s.copies[y]["member"] == 1 and s.copies[y]["protected"] == 0
+
+
+@fast
+def last_use(s, y):
+    """Return the logical timestamp of the last use of a copy's expert."""
+    return s.copies[first_copy(s, expert_of(s, y))]["last_use"]
 
 
 @fast
@@ -219,7 +226,7 @@ def refresh_keys(s, keys, pool, scope):
         s.pools[pool]["scope"] = scope
     for i in range(s["ranking"]["invalid_now"] if s["pooled"] != ONE_POOL else 0):
         y = s.invalid_copies[i]
-        if s.owned[y]["invalid"] == 1 and is_candidate(s, y):
+        if s.copies[y]["invalid"] == 1 and is_candidate(s, y):
             refresh_rows(s, keys, row_of(s, y), row_of(s, y) + 1, scope)
 
 
@@ -245,7 +252,7 @@ def refresh_row(s, keys, row, scope):
     s.row_shift[row] = 0
     for i in range(base, base + s.member_count[row]):
         y = np.int64(s.members[i])
-        s.owned[y]["invalid"] = 0  # it stays in the list; `rank_invalid` skips it
+        s.copies[y]["invalid"] = 0  # it stays in the list; `rank_invalid` skips it
         count += key_or_leave_row(s, y, count)
     rank(s, keys, count)
     s.keyed_scope[row], s.keyed_pass[row] = scope, s.now["pass"]
@@ -256,7 +263,7 @@ def key_untouched(s, row, count):
     """Return 1 and add a valid copy of the row to the batch at `count`; 0 if there is none."""
     for at in range(row * s["row_length"], row * s["row_length"] + s.row_count[row]):
         y = copy_of_order(s, s.row_order[at])
-        if s.owned[y]["invalid"] == 0:
+        if s.copies[y]["invalid"] == 0:
             request_key(s, count, y)
             return 1
     return 0
@@ -319,7 +326,7 @@ def clear_ranking(s):
     """Remove all candidates and invalidate all keys; make every copy and every pool's node a ring of itself."""
     s["ranking"]["invalid_now"], s["ranking"]["rows_marked"] = 0, 0
     for y in range(s["n_copies"]):
-        s.owned[y]["row_at"], s.owned[y]["invalid"] = 0, 0
+        s.owned[y]["row_at"], s.copies[y]["invalid"] = 0, 0
     for row in range(s["n_ranks"]):
         s.least_key[row], s.least_order[row], s.row_marked[row] = NO_KEY, NO_KEY, 0
         s.member_count[row], s.row_count[row], s.keyed_pass[row] = 0, 0, NEVER_LEFT
@@ -327,7 +334,7 @@ def clear_ranking(s):
     for pool in range(s["n_pools"]):
         s.pools[pool]["scope"] = NEVER_LEFT
     for node in range(s["n_queued"]):
-        s.behind[node], s.in_front[node] = node, node
+        s.copies[node]["behind"], s.copies[node]["in_front"] = node, node
 
 
 # queues in place of keys
@@ -338,19 +345,31 @@ NO_QUEUE, BY_LAST_USE, BY_ENTRY = range(len(QUEUES))
 @fast
 def move_last(s, y):
     """Move copy y to the end of its pool's queue."""
-    leave_queue(s, y)
+    unlink(s, y)
     node = s["n_copies"] + pool_of(s, y)
-    last = s.in_front[node]
-    s.behind[last], s.in_front[y] = y, last
-    s.behind[y], s.in_front[node] = node, y
+    last = np.int64(s.copies[node]["in_front"])
+    s.copies[last]["behind"], s.copies[y]["in_front"] = y, last
+    s.copies[y]["behind"], s.copies[node]["in_front"] = node, y
 
 
 @fast
 def leave_queue(s, y):
     """Remove copy y from its queue, as a ring of itself."""
-    before, after = s.in_front[y], s.behind[y]
-    s.behind[before], s.in_front[after] = after, before
-    s.behind[y], s.in_front[y] = y, y
+    unlink(s, y)
+    s.copies[y]["behind"], s.copies[y]["in_front"] = y, y
+
+
+@fast
+def unlink(s, y):
+    """Link the copies before and behind copy y to each other."""
+    before, after = np.int64(s.copies[y]["in_front"]), np.int64(s.copies[y]["behind"])
+    s.copies[before]["behind"], s.copies[after]["in_front"] = after, before
+
+
+@fast
+def following(s, y):
+    """Return the copy behind copy y, or behind a pool's node, in its queue."""
+    return np.int64(s.copies[y]["behind"])
 
 
 # The expert table: demand, uses, predictions with their logical timestamps, and next uses.
@@ -387,19 +406,27 @@ def update_next_use(s, x, n):
 def set_timestamp(s, x):
     """Set the next logical timestamp, at a use or the arrival of a prefetch."""
     s["uses"]["timestamps"] += 1
-    s.experts[x]["last_use"] = s["uses"]["timestamps"]
-    s.experts[x]["last_pass"] = s.now["pass"]
+    s.copies[first_copy(s, x)]["last_use"] = s["uses"]["timestamps"]
+    if s["keeps_uses"] == 1:
+        s.experts[x]["last_pass"] = s.now["pass"]
     if s["queue"] == BY_LAST_USE and (s["n_resident"] == 0 or s.owned[x]["for_good"] == 0):
         move_last(s, x)
 
 
 @fast
-def count_use(s, x, counted):
-    """Count a use of expert x. `counted`: 1 if the arrival of its copy was already counted as a use."""
+def count_use(s, x, y):
+    """Count a use of expert x, by its copy y, whose arrival may have been counted as this use."""
     set_timestamp(s, x)
-    expert = s.experts[x]
-    expert["uses_ever"] += 1
-    expert["uses_here"] = max(1, expert["uses_here"] + 1 - counted)
+    if s["keeps_uses"] == 1:
+        expert, counted = s.experts[x], s.copies[y]["prefetched"] * s.owned[y]["counted"]
+        expert["uses_ever"] += 1
+        expert["uses_here"] = max(1, expert["uses_here"] + 1 - counted)
+
+
+@fast
+def has_uses(s, x):
+    """Return whether expert x has been used since it last had no copy."""
+    return s.experts[x]["uses_here"] > 0
 
 
 @fast
@@ -433,4 +460,5 @@ def clear_uses(s):
     for x in range(s["n_experts"]):
         row = s.experts[x]
         row["last_pass"], row["prediction_pass"], row["last_prediction"] = -1, -1, 0
-        row["last_use"], row["uses_ever"], row["uses_here"], row["mass_ever"], row["needed"] = 0, 0, 0, 0, 0
+        row["uses_ever"], row["uses_here"], row["mass_ever"], row["needed"] = 0, 0, 0, 0
+        s.copies[first_copy(s, x)]["last_use"] = 0

@@ -13,10 +13,29 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.policies.contract import NOW, Own
+from moereplay.policies.contract import COPY_COLUMNS, EXPERT_COLUMNS, NOW, Own
 from moereplay.policies.hooks import HOOKS, KINDS
-from moereplay.simulator.compiled.layout import ARRAYS, INPUT_ARRAYS, MEMORIES, PLAN_ARRAYS, RULE, STOP
-from moereplay.simulator.jit.marks import Reader, array_reader, called, fast, merged, record_reader
+from moereplay.simulator.compiled.layout import (
+    ARRAYS,
+    COPY,
+    EXPERT,
+    INPUT_ARRAYS,
+    MEMORIES,
+    OWNED,
+    PLAN_ARRAYS,
+    RULE,
+    STOP,
+)
+from moereplay.simulator.jit.marks import (
+    Column,
+    Reader,
+    Table,
+    array_reader,
+    called,
+    fast,
+    merged,
+    record_reader,
+)
 
 #: Larger than every key.
 NO_KEY = (1 << 63) - 1
@@ -43,8 +62,21 @@ def whole(name: str) -> Any:
 
 
 now = record_reader("now", NOW)
-all_experts = whole("experts")
-all_copies = whole("copies")
+
+
+def _tables() -> tuple[Table, Table]:
+    """Return where the columns of `experts` and `copies` lie, which policies see."""
+    hot, own = COPY.names or (), EXPERT.names or ()
+    experts = [Column(name, "experts", EXPERT, name) for name in EXPERT_COLUMNS if name in own]
+    experts += [Column(name, "copies", COPY, name, "precisions") for name in EXPERT_COLUMNS if name not in own]
+    copies = [
+        Column(name, "copies", COPY, name) if name in hot else Column(name, "owned", OWNED, name)
+        for name in COPY_COLUMNS
+    ]
+    return Table("experts", "n_experts", tuple(experts)), Table("copies", "n_copies", tuple(copies))
+
+
+EXPERTS, COPIES = _tables()
 all_eval_copies = whole("eval_copies")
 all_eval_keys = whole("eval_keys")
 all_suggested = whole("suggested")
@@ -93,7 +125,7 @@ def expert_of(s, y):
 
 @fast
 def layer_of(s, y):
-    return np.int64(s.owned[y]["layer"])
+    return np.int64(s.copy_layer[y])
 
 
 ONE_POOL, BY_LAYER, BY_LINK = range(3)
@@ -101,12 +133,12 @@ ONE_POOL, BY_LAYER, BY_LINK = range(3)
 
 @fast
 def pool_of(s, y):
-    """Return the pool of a copy; reading it from the copy's row would delay every later access to the pool."""
+    """Return the pool of a copy."""
     if s["pooled"] == ONE_POOL:
         return 0
     if s["pooled"] == BY_LAYER:
         return layer_of(s, y)
-    return np.int64(s.copies[y]["pool"])
+    return np.int64(s.owned[y]["pool"])
 
 
 @fast
@@ -120,7 +152,21 @@ def kind_of(s, y):
 @fast
 def size_of(s, y):
     """Return the bytes of a copy; in its pool it may take more."""
-    return s.kind_bytes[kind_of(s, y)] if s["uneven"] == 1 else s.copies[y]["bytes"]
+    return s.kind_bytes[kind_of(s, y)]
+
+
+@fast
+def taken_by(s, y):
+    """Return what a copy takes of its pool, bytes."""
+    if s["uneven"] == 1:
+        return s.owned[y]["bytes"]
+    return size_of(s, y)
+
+
+@fast
+def first_copy(s, x):
+    """Return the first copy of an expert, whose row has what is the expert's."""
+    return x * s["precisions"]
 
 
 @fast

@@ -10,6 +10,7 @@ All uses of Numba and LLVM below their public names are here, except for the cal
 from __future__ import annotations
 
 import dis
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -24,19 +25,23 @@ from numba.core import cgutils
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.errors import NumbaError, TypingError, UnsupportedBytecodeError
-from numba.extending import intrinsic, register_jitable
-from numba.np.arrayobj import populate_array
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer, infer_global, signature
+from numba.extending import intrinsic, models, register_jitable, register_model
+from numba.np.arrayobj import fix_integer_index, populate_array
 
 from moereplay.simulator.jit.machine_code import Built, optimised, symbols
-from moereplay.simulator.jit.marks import MARKED, Builtin, NotCompiledError, Reader, Shape
+from moereplay.simulator.jit.marks import MARKED, Builtin, Column, NotCompiledError, Reader, Shape, Table
 
 WORD = ir.IntType(64)
 
 # readers of the state and bit operations, as `marks` declares them
 
 
-def reader(of: Reader) -> Any:
+def reader(of: Reader | Table) -> Any:
     """Return the function of a reader."""
+    if isinstance(of, Table):
+        return table_reader(of)
     return array_reader(of) if of.axes else record_reader(of)
 
 
@@ -82,6 +87,130 @@ def _number(builder: Any, kind: Any, state: Any, name: str) -> Any:
     load = builder.load(cgutils.get_record_member(builder, state, kind.offset(name), WORD))
     load.set_metadata("invariant.load", builder.module.add_metadata([]))
     return load
+
+
+# tables: values of two new kinds, for which Numba learns `len(table)`, `table[i]` and `row["column"]`
+
+
+class TableKind(types.Type):
+    """A table: the address of the state."""
+
+    def __init__(self, of: Table, state: Any) -> None:
+        """`state`: the record's type."""
+        super().__init__(f"{of.name}({', '.join(column.name for column in of.columns)})")
+        self.of, self.state = of, state
+
+
+class RowKind(types.Type):
+    """A row of a table: the address of the state, and the row's number."""
+
+    def __init__(self, table: TableKind) -> None:
+        """A row of this table."""
+        super().__init__(f"row of {table.name}")
+        self.table = table
+
+
+@register_model(TableKind)
+class TableModel(models.ProxyModel):
+    """A table in registers."""
+
+    def __init__(self, manager: Any, kind: TableKind) -> None:
+        """As the state."""
+        super().__init__(manager, kind)
+        self._proxied_model = manager.lookup(kind.state)
+
+
+@register_model(RowKind)
+class RowModel(models.StructModel):
+    """A row in registers."""
+
+    def __init__(self, manager: Any, kind: RowKind) -> None:
+        """The state, and the number."""
+        super().__init__(manager, kind, [("state", kind.table.state), ("at", types.intp)])
+
+
+def table_reader(of: Table) -> Any:
+    """Return a function from the state to a table."""
+
+    @intrinsic
+    def read(typing: Any, s: Any) -> Any:
+        return TableKind(of, s)(s), lambda context, builder, signature, arguments: arguments[0]
+
+    return read
+
+
+@infer_global(len)
+class LengthOfTable(AbstractTemplate):
+    """The kind of `len(table)`."""
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        """Return the signature."""
+        return signature(types.intp, *args) if isinstance(args[0], TableKind) else None
+
+
+@infer_global(operator.getitem)
+class RowOfTable(AbstractTemplate):
+    """The kind of `table[i]`."""
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        """Return the signature."""
+        if isinstance(args[0], TableKind) and isinstance(args[1], types.Integer):
+            return signature(RowKind(args[0]), args[0], types.intp)
+        return None
+
+
+@infer
+class ColumnOfRow(AbstractTemplate):
+    """The kind of `row["column"]`."""
+
+    key = "static_getitem"
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        """Return the signature. Raises TypingError for a column that is not there."""
+        if not isinstance(args[0], RowKind) or not isinstance(args[1], str):
+            return None
+        if _column(args[0], args[1]) is None:
+            raise TypingError(f"undeclared read of '{args[1]}'")
+        return signature(types.int64, args[0], types.literal(args[1]))
+
+
+def _column(row: RowKind, name: str) -> Column | None:
+    return next((column for column in row.table.of.columns if column.name == name), None)
+
+
+@lower_builtin(len, TableKind)
+def _length(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    kind = signature.args[0]
+    return _number(builder, kind.state, arguments[0], kind.of.length)
+
+
+@lower_builtin(operator.getitem, TableKind, types.intp)
+def _row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    table, rows = (
+        signature.args[0],
+        _number(builder, signature.args[0].state, arguments[0], signature.args[0].of.length),
+    )
+    at = fix_integer_index(context, builder, types.intp, arguments[1], rows)
+    if context.enable_boundscheck:
+        cgutils.do_boundscheck(context, builder, at, rows)
+    row = cgutils.create_struct_proxy(RowKind(table))(context, builder)
+    row.state, row.at = arguments[0], at
+    return row._getvalue()
+
+
+@lower_builtin("static_getitem", RowKind, types.StringLiteral)
+def _cell(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    kind, column = signature.args[0], _column(signature.args[0], arguments[1])
+    assert column is not None  # its kind is known
+    row, state = cgutils.create_struct_proxy(kind)(context, builder, arguments[0]), kind.table.state
+    at: Any = row.at
+    if column.every:
+        at = builder.mul(at, _number(builder, state, row.state, column.every))
+    dtype, offset = (column.record.fields or {})[column.field][:2]
+    place = builder.add(builder.mul(at, ir.Constant(WORD, column.record.itemsize)), ir.Constant(WORD, offset))
+    place = builder.add(place, _number(builder, state, row.state, f"at_{column.array}"))
+    kept = ir.IntType(8 * dtype.itemsize)
+    return builder.sext(builder.load(builder.inttoptr(place, kept.as_pointer())), WORD)
 
 
 def _bit_length(typing: Any, number: Any) -> Any:
@@ -279,7 +408,7 @@ def _compiled(value: Any, made: dict[Any, Any]) -> Any:
     if isinstance(value, Builtin):
         return BUILTINS[value.name]
     is_marked = isinstance(value, FunctionType) and value in MARKED
-    if not is_marked and not isinstance(value, Reader):
+    if not is_marked and not isinstance(value, Reader | Table):
         return value
     if value not in made:
         made[value] = MARKS[MARKED[value]](_with_compiled(value, made)) if is_marked else reader(value)

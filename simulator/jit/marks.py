@@ -68,6 +68,41 @@ class Reader(NamedTuple):
     whole: bool = False
 
 
+class Column(NamedTuple):
+    """Where a column of a table lies: a column of an array of records, in every row or in every `every`-th."""
+
+    name: str
+    array: str
+    record: np.dtype
+    field: str
+    every: str = ""  #: a number of the state
+
+
+class Table(NamedTuple):
+    """Stands for a function from the state to a table that hooks read: `table[i]["column"]`, `len(table)`."""
+
+    name: str
+    length: str  #: a number of the state
+    columns: tuple[Column, ...]
+
+
+class PlainTable:
+    """A table in plain Python."""
+
+    def __init__(self, of: Table, s: Any) -> None:
+        """Read the arrays of a state."""
+        self._of, self._s = of, s
+
+    def __len__(self) -> int:
+        return int(self._s[self._of.length])
+
+    def __getitem__(self, at: int) -> dict[str, int]:
+        row, found = range(len(self))[at], dict[str, int]()
+        for name, array, _, field, every in self._of.columns:
+            found[name] = int(self._s.arrays[array][row * (int(self._s[every]) if every else 1)][field])
+        return found
+
+
 class Builtin(NamedTuple):
     """Stands for an entry of `BUILTINS`."""
 
@@ -81,6 +116,11 @@ def array_reader(name: str, dtype: Any, *axes: str, readonly: bool = False, whol
     that Numba's additions for negative indices are optimized away.
     """
     return (lambda s: s.arrays[name]) if IS_PYTHON else Reader(name, np.dtype(dtype), axes, readonly, whole)
+
+
+def table_reader(of: Table) -> Any:
+    """Return a function from the state to a table."""
+    return (lambda s: PlainTable(of, s)) if IS_PYTHON else of
 
 
 def record_reader(name: str, dtype: np.dtype) -> Any:

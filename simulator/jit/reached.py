@@ -33,6 +33,20 @@ def reached_from(function: FunctionType) -> list[FunctionType]:
     return found
 
 
+def texts_of(functions: list[FunctionType]) -> set[str]:
+    """Return the texts that functions hold as constants, and those that they reach by name."""
+    found = {value for function in functions for _, value in _reached_values(function) if isinstance(value, str)}
+    return found.union(*(_texts(function.__code__) for function in functions))
+
+
+def _texts(code: CodeType) -> set[str]:
+    constants = list(code.co_consts)
+    for each in constants:  # grows in the loop
+        constants += each if isinstance(each, tuple | frozenset) else ()
+    inner = [each for each in constants if isinstance(each, CodeType)]
+    return {each for each in constants if isinstance(each, str)}.union(*map(_texts, inner))
+
+
 def digest(functions: list[FunctionType], *others: object) -> str | None:
     """Return a digest of the functions' code and of all values that they reach; None if a value has none.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from moereplay.policies.contract import ABSENT, COPY, EXPERT, NEVER, NONE, NOW, RESIDENT
+from moereplay.policies.contract import ABSENT, COPY_COLUMNS, EXPERT_COLUMNS, NEVER, NONE, NOW, RESIDENT
 from moereplay.simulator.interface import CopyLayout, Oracle
 
 
@@ -28,8 +28,8 @@ class Tables:
             "precisions": layout.precisions,
             "seed": seed,
         }
-        self.experts = [dict.fromkeys(EXPERT.names or (), 0) for _ in range(layout.experts)]
-        self.copies = [dict.fromkeys(COPY.names or (), 0) for _ in range(layout.experts * layout.precisions)]
+        self.experts = [dict.fromkeys(EXPERT_COLUMNS, 0) for _ in range(layout.experts)]
+        self.copies = [dict.fromkeys(COPY_COLUMNS, 0) for _ in range(layout.experts * layout.precisions)]
         self.own_bytes: list[int] = layout.own_bytes.tolist()  #: of each copy; in its pool it may take more
         self._describe(layout, pool_of)
         for x, position in enumerate(oracle.first_uses):
