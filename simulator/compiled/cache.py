@@ -42,9 +42,11 @@ from moereplay.simulator.compiled.ranking import (
 )
 from moereplay.simulator.compiled.state import (
     BAD_VICTIM,
+    BY_LINK,
     NEVER_LEFT,
     expert_of,
     fail,
+    first_copy,
     layer_of,
     notifier,
     pool_of,
@@ -62,7 +64,9 @@ on_use = notifier("on_use")
 @fast
 def find(s, x, want, state):
     """Return the most precise copy of expert x in `state` that is at least as precise as `want`, or NONE."""
-    first = x * s["precisions"]
+    first = first_copy(s, x)
+    if s["precisions"] == 1:
+        return first if s.copies[first]["state"] == state else NONE
     for y in range(first, first + want + 1):
         if s.copies[y]["state"] == state:
             return y
@@ -78,9 +82,11 @@ def find_any(s, x, state):
 @fast
 def reason(s, x, want):
     """Return the counter for the kind of miss, judged over all copies of x that would have satisfied `want`."""
-    first, latest = x * s["precisions"], NEVER_LEFT
-    for y in range(first, first + want + 1):  # none is resident
-        latest = max(latest, s.copies[y]["since"])
+    first = first_copy(s, x)
+    latest = s.copies[first]["since"]  # none of them is resident
+    if s["precisions"] > 1:
+        for y in range(first + 1, first + want + 1):
+            latest = max(latest, s.copies[y]["since"])
     if latest == NEVER_LEFT:
         return COMPULSORY
     return COLLISIONS if latest == s.now["pass"] else CAPACITY
@@ -179,6 +185,23 @@ def unpin(s, y):
         if copy["member"] == 1:
             s.pools[pool_of(s, y)]["open"] += taken_by(s, y)
             invalidate(s, y)
+
+
+@fast
+def unpin_demanded(s):
+    """Unpin the copies of a step's demand: one per expert, which take equally much, of one pool unless links have pools."""
+    if s["pooled"] == BY_LINK:
+        for n in range(s["demand"]["demanded"]):
+            unpin(s, s.demand_expert[n])
+        return
+    taken, members = taken_by(s, s.now["layer"] * s["experts"]), 0
+    for n in range(s["demand"]["demanded"]):
+        copy = s.copies[s.demand_expert[n]]
+        if copy["protected"] == 1 and (s["n_resident"] == 0 or s.owned[s.demand_expert[n]]["for_good"] == 0):
+            copy["protected"] = 0
+            members += copy["member"]
+            invalidate(s, s.demand_expert[n])
+    s.pools[pool_of(s, s.now["layer"] * s["experts"])]["open"] += members * taken
 
 
 @called
@@ -286,13 +309,13 @@ def warm_copy(s, y):
 
 
 @fast
-def evict(s, hooks, y, incoming):
+def evict(s, hooks, y, incoming, pool):
     """Remove copy y from its pool."""
     copy, taken = s.copies[y], taken_by(s, y)
-    s.pools[pool_of(s, y)]["used"] -= taken
+    s.pools[pool]["used"] -= taken
     copy["member"] = 0
     if copy["protected"] == 0:
-        s.pools[pool_of(s, y)]["open"] -= taken
+        s.pools[pool]["open"] -= taken
     if s["queue"] != NO_QUEUE:
         leave_queue(s, y)
     elif s["ranks"] == 1:
@@ -381,7 +404,7 @@ def make_space(s, hooks, y, prefetch):
         if s["has_admit"] == 1 and not agreed and not admits(s, hooks.admit, y, prefetch, victim):
             return rejected(s, prefetch)
         agreed = True
-        evict(s, hooks, victim, y)
+        evict(s, hooks, victim, y, pool)
     return GRANTED
 
 
@@ -423,7 +446,7 @@ def evict_if_all_may(s, hooks, y, prefetch):
     restore_candidates(s)
     if verdict == GRANTED:
         for i in range(s["space"]["aside_now"]):
-            evict(s, hooks, s.chosen_victims[i], y)
+            evict(s, hooks, s.chosen_victims[i], y, pool_of(s, y))
     return verdict
 
 

@@ -6,8 +6,8 @@ not needed: transfers of a link complete in the order of their issue, and CPU an
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.counters import LINK_BUSY_NS, count
-from moereplay.simulator.compiled.state import kind_of, layer_of
+from moereplay.simulator.compiled.counters import LINK_BUSY_NS, count_at
+from moereplay.simulator.compiled.state import kind_of
 from moereplay.simulator.jit.marks import fast
 from moereplay.simulator.rates import MILLION, NOT_YET
 
@@ -142,18 +142,18 @@ def links_are_woken(s):
 
 
 @fast
-def send(s, link, y):
-    """Start a transfer of copy y and return its completion time, ns; `link` is a row of `links`.
+def send(s, link, y, page):
+    """Start a transfer of copy y and return its completion time, ns; `link` is a row of `links`, `page` its layer's.
 
     Latencies overlap; bytes follow those of earlier transfers. Return the current time if the caller reports ends.
     """
     if s["external"] == 1:
         return s["clock"]["time"]
-    return move(s, link, y, on_the_wire(s, link, y))
+    return move(s, link, y, on_the_wire(s, link, y), page)
 
 
 @fast
-def move(s, link, y, whole):
+def move(s, link, y, whole, page):
     """Keep the wire busy for `whole` ns after those of earlier transfers, and the latency of copy y; return the end."""
     mine, time = s["links"][link], s["clock"]["time"]
     begins, latency = max(time, mine["last_done"]), mine["latency_ns"]
@@ -161,9 +161,10 @@ def move(s, link, y, whole):
         latency += s.start_ns[wire_of(s, link, y)]
     if s["victim_ns"] > 0:
         latency += s["cache"]["evicted_now"] * s["victim_ns"]
-    mine["last_done"] = max(time + latency, mine["last_done"]) + whole
-    count(s, LINK_BUSY_NS, layer_of(s, y), mine["last_done"] - begins)
-    return mine["last_done"]
+    ends = max(time + latency, mine["last_done"]) + whole
+    mine["last_done"] = ends
+    count_at(s, page, LINK_BUSY_NS, ends - begins)
+    return ends
 
 
 @fast

@@ -686,7 +686,7 @@ def has_arrived(s):
 @fast
 def take_arrived(s):
     """Return the earliest arrival that has not run."""
-    y = s.ready[s["compute"]["ready_first"] & (s["n_ring"] - 1)]
+    y = s.ready[s["compute"]["ready_first"] & s["ring_mask"]]
     s["compute"]["ready_first"] += 1
     s["compute"]["coming"] -= 1
     return y

@@ -35,9 +35,21 @@ def __getattr__(name: str) -> int:
 
 
 @fast
+def page_of(s, layer):
+    """Return the position of a layer's counters, in the current pass's phase."""
+    return (layer * 2 + s.now["phase"]) * WIDTH
+
+
+@fast
+def count_at(s, page, counter, amount):
+    """Add to a counter of a page: after a write, finding the page anew takes five instructions."""
+    s.cells[page + counter] += amount
+
+
+@fast
 def count(s, counter, layer, amount):
     """Add to a counter of a layer, in the current pass's phase."""
-    s.cells[(layer * 2 + s.now["phase"]) * WIDTH + counter] += amount
+    count_at(s, page_of(s, layer), counter, amount)
 
 
 @fast

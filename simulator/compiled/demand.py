@@ -463,33 +463,29 @@ def gather(s):
 @fast
 def begin_recall(s):
     """Set the number of recorded experts; return the step's first position in the demand stream."""
-    step, demand = s.now["step"], s["demand"]
-    demand["demanded"] = s.offsets[step + 1] - s.offsets[step]
-    demand["assignments"], demand["mass"] = 0, 0
+    step = s.now["step"]
+    s["demand"]["demanded"] = s.offsets[step + 1] - s.offsets[step]
     return s.offsets[step]
-
-
-@fast
-def recall_one(s, n, at):
-    """Copy the n-th demanded expert from position `at` of the demand stream."""
-    s.demand_expert[n] = s.now["layer"] * s["experts"] + s.stream_expert[at]
-    s.demand_tokens[n], s.demand_sum[n] = s.stream_tokens[at], s.stream_sum[at]
-    s["demand"]["assignments"] += s.stream_tokens[at]
-    s["demand"]["mass"] += s.stream_sum[at]
-    if s["knows_future"] == 1:
-        s.demand_next[n] = s.stream_next[at]
-        if s["reads_passes"] == 1:
-            s.demand_pass[n] = s.stream_pass[at]
-    if s["reads_demand"] == 1:
-        s.demand_rank[n], s.demand_mass[n] = s.stream_rank[at], s.stream_mass[at]
 
 
 @called
 def recall(s):
-    """Copy the recorded demand."""
-    first = begin_recall(s)
-    for n in range(s["demand"]["demanded"]):
-        recall_one(s, n, first + n)
+    """Copy the recorded demand; return the step's first position in the demand stream."""
+    first, demanded, base = begin_recall(s), s["demand"]["demanded"], s.now["layer"] * s["experts"]
+    assignments, mass = 0, 0
+    for n in range(demanded):
+        tokens, weight = s.stream_tokens[first + n], s.stream_sum[first + n]
+        s.demand_expert[n], s.demand_tokens[n], s.demand_sum[n] = base + s.stream_expert[first + n], tokens, weight
+        assignments += tokens
+        mass += weight
+    s["demand"]["assignments"], s["demand"]["mass"] = assignments, mass
+    for n in range(demanded if s["knows_future"] == 1 else 0):
+        s.demand_next[n] = s.stream_next[first + n]
+    for n in range(demanded if s["reads_passes"] == 1 and s["knows_future"] == 1 else 0):
+        s.demand_pass[n] = s.stream_pass[first + n]
+    for n in range(demanded if s["reads_demand"] == 1 else 0):
+        s.demand_rank[n], s.demand_mass[n] = s.stream_rank[first + n], s.stream_mass[first + n]
+    return first
 
 
 # the demand of a routing policy

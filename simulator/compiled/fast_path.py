@@ -25,7 +25,7 @@ from moereplay.simulator.compiled.cache import (
     mark_computed,
     occupy,
     reason,
-    unpin,
+    unpin_demanded,
     use_without_events,
 )
 from moereplay.simulator.compiled.clock import NEVER_DUE, STEP, advance, is_over, send
@@ -61,11 +61,10 @@ from moereplay.simulator.compiled.counters import (
 )
 from moereplay.simulator.compiled.demand import (
     begin_demand,
-    begin_recall,
     count_assignments,
     count_tokens,
     count_unchanged,
-    recall_one,
+    recall,
     route,
 )
 from moereplay.simulator.compiled.gate import cancel_overtaken, count_prefetch_hit, serve_by, set_absent
@@ -75,7 +74,7 @@ from moereplay.simulator.compiled.link import (
     await_transfer,
     close_links,
     demand_waits,
-    may_start,
+    has_room,
     place,
     set_landing,
     start_again,
@@ -284,11 +283,11 @@ def replay_steps(s, hooks):
             continue
         note_mark(s, GATE)
         begin_gate(s)
-        first = begin_fast_demand(s, hooks)
+        begin_fast_demand(s, hooks)
         if is_alone(s):
-            run_alone(s, hooks, first)
+            run_alone(s, hooks)
         else:
-            hits = look_up_demand(s, hooks, first)
+            hits = look_up_demand(s, hooks)
             start_more(s, hooks)
             compute(s, hooks, hits)
         end_fast_step(s, hooks)
@@ -305,20 +304,22 @@ def replay_steps(s, hooks):
 @fast
 def run_link(s, hooks, until):
     """Advance to `until`, landing transfers on the way."""
-    if next_landing(s) <= until:
-        catch_up(s, hooks, until)
+    lands = next_landing(s)
+    if lands <= until:
+        catch_up(s, hooks, lands, until)
     advance(s, until)
 
 
 @called
-def catch_up(s, hooks, until):
-    """Land transfers one by one and start those that each makes possible."""
-    while next_landing(s) <= until:
-        advance(s, next_landing(s))
+def catch_up(s, hooks, lands, until):
+    """Land transfers one by one, the first at `lands`, and start those that each makes possible."""
+    while lands <= until:
+        advance(s, lands)
         complete(s, hooks)
         start_transfers(s, hooks)
         note_mark(s, LANDS)
         note_starts(s, AT_ONCE)
+        lands = next_landing(s)
 
 
 @called
@@ -332,12 +333,13 @@ def start_more(s, hooks):
 
 
 @fast
-def look_up_demand(s, hooks, first):
+def look_up_demand(s, hooks):
     """Classify and use each demanded expert in demand order; return the number of hits."""
     cancel_overtaken(s)
-    hits, late, misses = 0, 0, 0
+    count_predicted(s)
+    hits, late, misses, base = 0, 0, 0, s.now["layer"] * s["experts"]
     for n in range(s["demand"]["demanded"]):
-        x = take_demanded(s, n, first + n)
+        x = take_demanded(s, n)
         state = s.copies[x]["state"]
         if state == RESIDENT:
             s.present[hits] = n
@@ -345,11 +347,11 @@ def look_up_demand(s, hooks, first):
             count_prefetch_hit(s, x)
         elif state == IN_FLIGHT:
             late += 1
-            serve_by(s, x, n)
+            serve_by(s, x - base, n)
             await_transfer(s, x)
         else:
             misses += 1
-            serve_by(s, x, n)
+            serve_by(s, x - base, n)
             count_here(s, reason(s, x, 0), 1)
             fetch(s, x)
         use_without_events(s, x)
@@ -364,39 +366,36 @@ def look_up_demand(s, hooks, first):
 
 @fast
 def begin_fast_demand(s, hooks):
-    """Route the tokens; without a routing policy return the step's first position in the demand stream."""
+    """Route the tokens; without a routing policy load rows that the next step needs."""
     if s["has_choose"] == 1 or s["arrives"] == 1:
         route(s, hooks)
-        return 0
+        return
     begin_demand(s)
-    first = begin_recall(s)
-    load_next(s, first + s["demand"]["demanded"])
-    return first
+    load_next(s, recall(s) + s["demand"]["demanded"])
 
 
 @fast
 def load_next(s, at):
     """Load the rows of as many experts of the next step as this one demands; `at`: their position in the stream."""
     base = (s.now["layer"] + 1) * s["experts"] if s.now["layer"] + 1 < s["layers"] else 0
-    for i in range(at, min(at + s["demand"]["demanded"], s["n_demand"])):
-        x = base + s.stream_expert[i]
-        load_ahead(s.copies[x])
-        if s["ranks"] == 1:
-            load_ahead(s.owned[x])
-        if s["keeps_uses"] == 1:
-            load_ahead(s.experts[x])
+    stop = min(at + s["demand"]["demanded"], s["n_demand"])
+    for i in range(at, stop):
+        load_ahead(s.copies[base + s.stream_expert[i]])
+    if s["ranks"] == 1:
+        for i in range(at, stop):
+            load_ahead(s.owned[base + s.stream_expert[i]])
+    if s["keeps_uses"] == 1:
+        for i in range(at, stop):
+            load_ahead(s.experts[base + s.stream_expert[i]])
 
 
 @fast
-def take_demanded(s, n, at):
-    """Return the n-th demanded expert and update its tables; `at`: its position in the demand stream."""
-    if s["has_choose"] == 0 and s["arrives"] == 0:
-        recall_one(s, n, at)
+def take_demanded(s, n):
+    """Return the n-th demanded expert and update its tables."""
     x = s.demand_expert[n]
     mark_needed(s, x, s.demand_sum[n])
     if s["knows_future"] == 1:
         update_next_use(s, x, n)
-    count_predicted(s, x)
     return x
 
 
@@ -455,11 +454,11 @@ def has_plain_link(s):
 
 
 @fast
-def run_alone(s, hooks, first):
-    """Look up the demand, bring the misses in, and run all experts; `first`: as `begin_fast_demand` returns it."""
+def run_alone(s, hooks):
+    """Look up the demand, bring the misses in, and run all experts."""
     hits, misses = 0, 0
     for n in range(s["demand"]["demanded"]):
-        x = take_demanded(s, n, first + n)
+        x = take_demanded(s, n)
         if s.copies[x]["state"] == RESIDENT:
             s.present[hits] = n
             hits += 1
@@ -488,7 +487,7 @@ def bring_in(s, hooks, x, m):
     if make_space(s, hooks, x, 0) != GRANTED:
         fail(s, STUCK, 0)
     occupy(s, x)
-    set_landing(s, 0, m, send(s, 0, x))
+    set_landing(s, 0, m, send(s, 0, x, s["counters"]["page"]))
     enter(s, x, 0)
     join_pool(s, x)
 
@@ -496,12 +495,16 @@ def bring_in(s, hooks, x, m):
 @fast
 def run_all(s, gate, hits, misses):
     """Run the hits from the gate on, then each miss when it has landed."""
+    each = cost_of_each(s)
     spent = 0
     for i in range(hits):
-        spent += expert_cost(s, s.demand_expert[s.present[i]], s.demand_tokens[s.present[i]])
+        spent += (
+            each if each != VARIES else expert_cost(s, s.demand_expert[s.present[i]], s.demand_tokens[s.present[i]])
+        )
     time = gate + spent
     for m in range(misses):
-        cost = expert_cost(s, s.demand_expert[s.absent[m]], s.demand_tokens[s.absent[m]])
+        n = s.absent[m]
+        cost = each if each != VARIES else expert_cost(s, s.demand_expert[n], s.demand_tokens[n])
         time = max(time, s.lands[m]) + cost
         spent += cost
     spend(s, spent)
@@ -510,33 +513,48 @@ def run_all(s, gate, hits, misses):
 
 # compute
 
+VARIES = -1
+
+
+@fast
+def cost_of_each(s):
+    """Return what every expert of the step takes, ns, or VARIES: it depends on its tokens, or on what the links do."""
+    if s.now["tokens"] > 1 or s["slows_compute"] == 1:
+        return VARIES
+    return expert_cost(s, s.now["layer"] * s["experts"], 1)
+
 
 @fast
 def compute(s, hooks, hits):
     """Run the hits in demand order, then the other experts as they arrive."""
+    each, base = cost_of_each(s), s.now["layer"] * s["experts"]
     for i in range(hits):
-        run(s, hooks, s.demand_expert[s.present[i]], s.demand_tokens[s.present[i]])
-    while s["compute"]["coming"] > 0 and s["errors"]["error"] == NO_ERROR:
+        run(s, hooks, s.demand_expert[s.present[i]], s.demand_tokens[s.present[i]], each)
+    while s["compute"]["coming"] > 0:
         if has_arrived(s):
             x = take_arrived(s)
-            run(s, hooks, x, s.demand_tokens[s.slot[x - s.now["layer"] * s["experts"]]])
+            tokens = s.demand_tokens[s.slot[x - base]] if each == VARIES else 1
+            run(s, hooks, x, tokens, each)
+        elif s["errors"]["error"] != NO_ERROR:
+            return
         elif next_landing(s) == NEVER_DUE:
             fail(s, STUCK, 0)
+            return
         else:
             note_mark(s, WAITS)
             run_link(s, hooks, next_landing(s))
 
 
 @fast
-def run(s, hooks, x, tokens):
+def run(s, hooks, x, tokens, each):
     """Run one expert over its tokens, then start a demand that was waiting for space."""
     note_mark(s, tokens)
-    spent = expert_cost(s, x, tokens)
+    spent = each if each != VARIES else expert_cost(s, x, tokens)
     spend(s, spent)
     run_link(s, hooks, s["clock"]["time"] + lasting(s, x, spent))
     mark_computed(s, x, x)
     for link in range(s["n_links"]):
-        if demand_waits(s, link) and may_start(s, link):
+        if demand_waits(s, link) and has_room(s, link):
             start_more(s, hooks)
             break
 
@@ -552,8 +570,7 @@ def end_fast_step(s, hooks):
         count_tokens(s, s.now["layer"])  # routed tokens run as weighed: no miss changes them
     else:
         count_unchanged(s, s.now["layer"])
-    for n in range(s["demand"]["demanded"]):
-        unpin(s, s.demand_expert[n])
+    unpin_demanded(s)
     forget_all_done(s)
     note_mark(s, ENDS)
     move_on(s)

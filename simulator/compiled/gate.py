@@ -109,7 +109,7 @@ def take_demand(s):
         mark_needed(s, x, s.demand_sum[n])
         if s["keys_read_demand"] == 1:
             invalidate_expert(s, x)
-        count_predicted(s, x)
+    count_predicted(s)
     count_here(s, ACCESSES, s["demand"]["demanded"])
     count_assignments(s)
 
@@ -252,7 +252,7 @@ def use_all(s, hooks):
     base, coming = s.now["layer"] * s["experts"], 0
     for i in range(s["gate"]["served"]):
         access = s.accesses[i]
-        serve_by(s, access["x"], i)
+        serve_by(s, access["x"] - base, i)
         if s["precisions"] > 1 and runs(access["served"]):
             s.tier[access["x"] - base] = access["y"] - access["x"] * s["precisions"]
         use_one(s, hooks, access)
@@ -270,9 +270,9 @@ def use_all(s, hooks):
 
 
 @fast
-def serve_by(s, x, i):
-    """Note that the i-th access serves expert x of this layer."""
-    s.slot[x - s.now["layer"] * s["experts"]] = i
+def serve_by(s, e, i):
+    """Note that the i-th access serves expert e of this layer."""
+    s.slot[e] = i
 
 
 @fast

@@ -81,8 +81,8 @@ ROWS = {"links": (LINK, MOST_LINKS + MOST_TIERS), "lower": (LOWER_TIER, MOST_TIE
 #: Lengths of arrays that are not constants above.
 LENGTHS = (
     "n_experts n_copies n_links n_tiers n_tiered n_pools n_reals n_queued n_kinds n_cells n_buckets n_log n_members "
-    "n_ranks n_ring n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates n_lanes "
-    "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
+    "n_ranks n_ring ring_mask n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates "
+    "n_lanes n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
     "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
     "n_warm_lower "
     "n_sums n_drafting n_batched n_batch n_slots n_shares n_share_rows n_arrivals n_firsts n_noted n_noted_tokens "

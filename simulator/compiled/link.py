@@ -25,7 +25,9 @@ from moereplay.simulator.compiled.counters import (
     PREFETCH_STARTED,
     PREFETCH_USED,
     count,
+    count_at,
     note,
+    page_of,
     span,
 )
 from moereplay.simulator.compiled.state import home_of, layer_of, size_of
@@ -240,7 +242,7 @@ def clear_lower(s):
 @fast
 def mask(s, at):
     """Return the ring index of a position."""
-    return at & (s["n_ring"] - 1)
+    return at & s["ring_mask"]
 
 
 @fast
@@ -336,9 +338,14 @@ def claim_on(s, hooks, link, entry):
 @fast
 def may_start(s, link):
     """Return whether a transfer is queued and the link has a free slot."""
+    return (demand_waits(s, link) or prefetch_waits(s, link)) and has_room(s, link)
+
+
+@fast
+def has_room(s, link):
+    """Return whether a link has a free slot."""
     mine = s["links"][link]
-    queued = mine["demand_first"] < mine["demand_end"] or mine["prefetch_first"] < mine["prefetch_end"]
-    return queued and mine["flight_end"] - mine["flight_first"] < mine["depth"]
+    return mine["flight_end"] - mine["flight_first"] < mine["depth"]
 
 
 @fast
@@ -361,9 +368,10 @@ def drop(s, link, y):
 @fast
 def begin(s, link, entry, claimed):
     """Issue the first queued transfer."""
-    ends = send(s, link, copy_of(s, entry))
+    page = page_of(s, layer_of(s, copy_of(s, entry)))
+    ends = send(s, link, copy_of(s, entry), page)
     issue(s, link, entry, claimed, ends)
-    note_start(s, link, entry, ends)
+    note_start(s, link, entry, ends, page)
 
 
 @fast
@@ -389,7 +397,7 @@ def issue(s, link, entry, claimed, ends):
 @fast
 def start_again(s, y):
     """Start a transfer that another platform's run has started, without a queue."""
-    mine, ends = s["links"][0], send(s, 0, y)
+    mine, ends = s["links"][0], send(s, 0, y, page_of(s, layer_of(s, y)))
     s.lands[place(s, 0, mine["flight_end"])] = NEVER_DUE if s["link"]["closed"] == 1 else ends
     mine["flight_end"] += 1
 
@@ -401,18 +409,18 @@ def set_landing(s, link, at, time):
 
 
 @fast
-def note_start(s, link, entry, ends):
+def note_start(s, link, entry, ends, page):
     """Count and log a transfer that starts."""
     y, kind = copy_of(s, entry), IS_TRANSFER
-    layer, size = layer_of(s, y), size_of(s, y)
+    size = size_of(s, y)
     if s["n_tiers"] > 0 and link >= first_fill(s):
-        count(s, BYTES_LOWER, layer, size)
+        count_at(s, page, BYTES_LOWER, size)
         kind = IS_FILL
     elif is_prefetch(s, entry):
-        count(s, PREFETCH_STARTED, layer, 1)
-        count(s, BYTES_PREFETCH, layer, size)
+        count_at(s, page, PREFETCH_STARTED, 1)
+        count_at(s, page, BYTES_PREFETCH, size)
     else:
-        count(s, BYTES_DEMAND, layer, size)
+        count_at(s, page, BYTES_DEMAND, size)
     span(s, kind, y, 0, ends - s["clock"]["time"], cause(s, entry))
 
 
@@ -590,13 +598,15 @@ def start_batch(s, hooks, link):
     if many == 0:
         return False
     whole = batch_ns(s, link, size, many * s["matrices"])
-    ends = move(s, link, s.flight[place(s, link, first)], whole)
+    y = s.flight[place(s, link, first)]
+    ends = move(s, link, y, whole, page_of(s, layer_of(s, y)))
     at = place(s, link, first)
     s.batch_count[at], s.bytes_at[at], s.wire_until[at] = many, ends - whole, ends
     s["links"][link]["crossings"] += 1
     set_landing(s, link, first, matrix_lands(s, at, 1))
     for i in range(first, first + many):
-        note_start(s, link, s.flight[place(s, link, i)], ends)
+        y = s.flight[place(s, link, i)]
+        note_start(s, link, y, ends, page_of(s, layer_of(s, y)))
     return True
 
 

@@ -15,8 +15,9 @@ from moereplay.simulator.compiled.counters import (
     PREDICTED_DEMANDED,
     PREFETCH_CANCELLED,
     PREFETCH_ISSUED,
-    count,
+    count_at,
     count_here,
+    page_of,
 )
 from moereplay.simulator.compiled.link import (
     CPU_WAITS,
@@ -87,11 +88,11 @@ def fetch_announced(s, y):
 
 
 @fast
-def prefetch(s, y, target):
+def prefetch(s, y, target, page):
     """Queue a prefetch behind older ones."""
     enqueue(s, y, 1)
     s.copies[y]["target"] = target
-    count(s, PREFETCH_ISSUED, layer_of(s, y), 1)
+    count_at(s, page, PREFETCH_ISSUED, 1)
     if s["loads_prefetches"] == 1:
         s.to_load[s["preloads"]["end"]] = y
         s["preloads"]["end"] += 1
@@ -375,14 +376,19 @@ def until_the_rest(s, y, spent):
 
 
 @fast
-def count_predicted(s, x):
-    """Count the predictions of expert x since its layer's last gate, and how many were possible."""
+def count_predicted(s):
+    """Count the predictions of demanded experts since the layer's last gate, and how many were possible."""
     if s["has_suggest"] == 1:
-        count_here(s, PREDICTED_DEMANDED, s.predictions[x])
+        predicted, possible = 0, 0
         gates = min(s.now["layer"], s["reach"])  # that may have predicted an expert of this layer
         if s["next_pass"] == 1:
             gates = 1 if s["reset"]["passes"] > 0 else 0
-        count_here(s, PREDICTABLE, max(gates, s.predictions[x]))
+        for n in range(s["demand"]["demanded"]):
+            predictions = s.predictions[s.demand_expert[n]]
+            predicted += predictions
+            possible += max(gates, predictions)
+        count_here(s, PREDICTED_DEMANDED, predicted)
+        count_here(s, PREDICTABLE, possible)
 
 
 @called
@@ -397,35 +403,29 @@ def suggest(s, hooks):
     layer = s.now["layer"]
     for x in range(layer * s["experts"], (layer + 1) * s["experts"]):
         s.predictions[x] = 0  # predictions for this gate have been counted
-    for i in range(predicted_copies(s, hooks.suggest)):
-        record_prediction(s, hooks, s.suggested[i])
-
-
-@fast
-def predicted_copies(s, hook):
-    """Return how many copies the prefetch policy predicts; 0, with an error set, if one is invalid."""
     if s["renews"] == 1:  # the policy repeats suggestions that it still needs
         cancel(s, s.now["step"] + s["layers"])
-    total = hook(s)
+    total = hooks.suggest(s)
     if not 0 <= total <= s["n_copies"]:
         fail(s, BAD_NAME, total)
-        return 0
+        return
     for i in range(total):
-        if not 0 <= s.suggested[i] < s["n_copies"]:
-            fail(s, BAD_NAME, s.suggested[i])
-            return 0
-    return total
+        y = s.suggested[i]
+        if not 0 <= y < s["n_copies"]:
+            fail(s, BAD_NAME, y)
+            return
+        record_prediction(s, hooks, y)
 
 
 @fast
 def record_prediction(s, hooks, y):
     """Record the prediction of copy y, and prefetch it if it is absent."""
     x, layer = expert_of(s, y), layer_of(s, y)
-    precision = y - x * s["precisions"]
-    count(s, PREDICTED, layer, 1)
+    precision, page = y - x * s["precisions"], page_of(s, layer)
+    count_at(s, page, PREDICTED, 1)
     s.predictions[x] += 1
     resident = find(s, x, precision, RESIDENT)
     if resident != NONE:
         predict(s, hooks, resident)
     elif find(s, x, precision, IN_FLIGHT) == NONE and find(s, x, precision, QUEUED) == NONE:
-        prefetch(s, y, s.now["step"] + (s["layers"] if s["next_pass"] == 1 else layer - s.now["layer"]))
+        prefetch(s, y, s.now["step"] + (s["layers"] if s["next_pass"] == 1 else layer - s.now["layer"]), page)

@@ -173,7 +173,7 @@ def last_use(s, y):
 @fast
 def copy_of_order(s, order):
     """Return the copy in the low bits of an order; `n_ring` is a power of two above all copies."""
-    return order & (s["n_ring"] - 1)
+    return order & s["ring_mask"]
 
 
 @fast
@@ -405,10 +405,16 @@ def update_next_use(s, x, n):
 @fast
 def set_timestamp(s, x):
     """Set the next logical timestamp, at a use or the arrival of a prefetch."""
-    s["uses"]["timestamps"] += 1
-    s.copies[first_copy(s, x)]["last_use"] = s["uses"]["timestamps"]
+    touch(s, x)
     if s["keeps_uses"] == 1:
         s.experts[x]["last_pass"] = s.now["pass"]
+
+
+@fast
+def touch(s, x):
+    """Make expert x the most recently used."""
+    s["uses"]["timestamps"] += 1
+    s.copies[first_copy(s, x)]["last_use"] = s["uses"]["timestamps"]
     if s["queue"] == BY_LAST_USE and (s["n_resident"] == 0 or s.owned[x]["for_good"] == 0):
         move_last(s, x)
 
@@ -416,9 +422,10 @@ def set_timestamp(s, x):
 @fast
 def count_use(s, x, y):
     """Count a use of expert x, by its copy y, whose arrival may have been counted as this use."""
-    set_timestamp(s, x)
+    touch(s, x)
     if s["keeps_uses"] == 1:
         expert, counted = s.experts[x], s.copies[y]["prefetched"] * s.owned[y]["counted"]
+        expert["last_pass"] = s.now["pass"]
         expert["uses_ever"] += 1
         expert["uses_here"] = max(1, expert["uses_here"] + 1 - counted)
 
