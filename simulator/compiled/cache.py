@@ -189,7 +189,7 @@ def unpin(s, y):
 
 @fast
 def unpin_demanded(s):
-    """Unpin the copies of a step's demand: one per expert, which take equally much, of one pool unless links have pools."""
+    """Unpin the copies of a step's demand, one per expert: equally large, of one pool unless links have some."""
     if s["pooled"] == BY_LINK:
         for n in range(s["demand"]["demanded"]):
             unpin(s, s.demand_expert[n])
@@ -263,7 +263,8 @@ def enter(s, y, unused):
     count(s, INSERTIONS, layer_of(s, y), 1)
     if unused == 1:
         set_timestamp(s, x)
-    invalidate_expert(s, x)
+    if s["precisions"] > 1:  # of other copies: this one has no key yet
+        invalidate_expert(s, x)
 
 
 @fast
@@ -290,7 +291,6 @@ def join_pool(s, y):
 @called
 def move_in(s, y):
     """Move a resident copy from its side buffer into its pool."""
-    occupy(s, y)
     note_entry(s, y)  # the order of arrival in the cache itself
     join_pool(s, y)
     invalidate_expert(s, expert_of(s, y))
@@ -383,12 +383,16 @@ WAS_CANDIDATE, WAS_LAST_RESORT = 1, 2
 
 
 @fast
-def make_space(s, hooks, y, prefetch):
-    """Evict enough for copy y, if that is possible and the policy admits y. `prefetch`: 1 if no demand waits for y."""
+def reserve(s, hooks, y, prefetch):
+    """Reserve the bytes of copy y in its pool, with evictions, if that is possible and the policy admits y.
+
+    `prefetch`: 1 if no demand waits for y.
+    """
     pool, size = pool_of(s, y), taken_by(s, y)
     bytes_of = s.pools[pool]
     short = bytes_of["used"] + size - bytes_of["capacity"]
     if short <= 0:
+        bytes_of["used"] += size
         return GRANTED
     if prefetch == 1 and s["free_only"] == 1:
         return REFUSED
@@ -405,6 +409,7 @@ def make_space(s, hooks, y, prefetch):
             return rejected(s, prefetch)
         agreed = True
         evict(s, hooks, victim, y, pool)
+    bytes_of["used"] += size
     return GRANTED
 
 
@@ -430,7 +435,7 @@ def rejected(s, prefetch):
 
 @called
 def evict_if_all_may(s, hooks, y, prefetch):
-    """Select all victims and decide admission before the first eviction, so that hooks see unchanged tables."""
+    """Do what `reserve` does, but decide on admission before the first eviction, so that hooks see unchanged tables."""
     bytes_of = s.pools[pool_of(s, y)]
     short = bytes_of["used"] + taken_by(s, y) - bytes_of["capacity"]
     verdict, s["space"]["aside_now"] = GRANTED, 0
@@ -447,6 +452,7 @@ def evict_if_all_may(s, hooks, y, prefetch):
     if verdict == GRANTED:
         for i in range(s["space"]["aside_now"]):
             evict(s, hooks, s.chosen_victims[i], y, pool_of(s, y))
+        occupy(s, y)
     return verdict
 
 
@@ -562,9 +568,8 @@ def claim(s, hooks, y):
     is_prefetch = s.copies[y]["prefetch"]
     if is_prefetch == 1 and s["side_slots"] > 0:
         return claim_side(s, y)
-    claimed = make_space(s, hooks, y, is_prefetch)
+    claimed = reserve(s, hooks, y, is_prefetch)
     if claimed == GRANTED:
-        occupy(s, y)
         set_state(s, y, IN_FLIGHT)
     elif s["has_admit"] == 1 and claimed == BYPASSED:
         s["cache"]["bypassed"] = y
@@ -643,7 +648,7 @@ def take(s, y):
 @called
 def promote(s, hooks, y):
     """Move a demanded copy from its side buffer into the cache, if there is space; no bytes cross the link."""
-    if make_space(s, hooks, y, 0) != GRANTED:
+    if reserve(s, hooks, y, 0) != GRANTED:
         return
     take(s, y)
     move_in(s, y)

@@ -22,6 +22,7 @@ from moereplay.simulator.compiled.counters import (
     BUCKETS,
     BY_RESET,
     CAUSES,
+    DECLARED,
     DECODE,
     DECODED,
     END,
@@ -152,7 +153,7 @@ class FinishedCounters:
 def counters_of(state: SimulationState, spec: RunSpec) -> FinishedCounters:
     """Return the counters of a finished run."""
     layers = int(state["layers"])
-    cells = state.arrays["cells"].reshape(layers, len(PHASES), WIDTH)
+    cells = state.arrays["cells"].reshape(layers, len(PHASES), WIDTH)[..., DECLARED]
     lifetimes = state.arrays["lifetimes"].reshape(layers, len(PHASES), BUCKETS)
     kept = state.arrays["layer_rows"] if spec.by_layer else None
     by_layer = None if kept is None else kept.reshape(-1, layers, len(PHASES), len(BY_LAYER))
@@ -160,7 +161,8 @@ def counters_of(state: SimulationState, spec: RunSpec) -> FinishedCounters:
 
 
 def _requests(state: SimulationState, spec: RunSpec) -> list[Row]:
-    columns = (state.arrays[name].tolist() for name in ("requests", "row_times", "rows"))
+    arrays = state.arrays
+    columns = arrays["requests"].tolist(), arrays["row_times"].tolist(), arrays["rows"][:, DECLARED].tolist()
     return [
         {
             "request": request,

@@ -21,10 +21,9 @@ from moereplay.simulator.compiled.cache import (
     forget_all_done,
     join_pool,
     keep_for_good,
-    make_space,
     mark_computed,
-    occupy,
     reason,
+    reserve,
     unpin_demanded,
     use_without_events,
 )
@@ -284,6 +283,7 @@ def replay_steps(s, hooks):
         note_mark(s, GATE)
         begin_gate(s)
         begin_fast_demand(s, hooks)
+        mark_demand(s)
         if is_alone(s):
             run_alone(s, hooks)
         else:
@@ -339,7 +339,7 @@ def look_up_demand(s, hooks):
     count_predicted(s)
     hits, late, misses, base = 0, 0, 0, s.now["layer"] * s["experts"]
     for n in range(s["demand"]["demanded"]):
-        x = take_demanded(s, n)
+        x = s.demand_expert[n]
         state = s.copies[x]["state"]
         if state == RESIDENT:
             s.present[hits] = n
@@ -390,13 +390,14 @@ def load_next(s, at):
 
 
 @fast
-def take_demanded(s, n):
-    """Return the n-th demanded expert and update its tables."""
-    x = s.demand_expert[n]
-    mark_needed(s, x, s.demand_sum[n])
+def mark_demand(s):
+    """Update the tables of demanded experts, as far as a policy reads them."""
+    if s["reads_need"] == 1:
+        for n in range(s["demand"]["demanded"]):
+            mark_needed(s, s.demand_expert[n], s.demand_sum[n])
     if s["knows_future"] == 1:
-        update_next_use(s, x, n)
-    return x
+        for n in range(s["demand"]["demanded"]):
+            update_next_use(s, s.demand_expert[n], n)
 
 
 @fast
@@ -458,7 +459,7 @@ def run_alone(s, hooks):
     """Look up the demand, bring the misses in, and run all experts."""
     hits, misses = 0, 0
     for n in range(s["demand"]["demanded"]):
-        x = take_demanded(s, n)
+        x = s.demand_expert[n]
         if s.copies[x]["state"] == RESIDENT:
             s.present[hits] = n
             hits += 1
@@ -484,9 +485,8 @@ def run_alone(s, hooks):
 @fast
 def bring_in(s, hooks, x, m):
     """Transfer a missed expert, the m-th of the step, and make it resident at once."""
-    if make_space(s, hooks, x, 0) != GRANTED:
+    if reserve(s, hooks, x, 0) != GRANTED:
         fail(s, STUCK, 0)
-    occupy(s, x)
     set_landing(s, 0, m, send(s, 0, x, s["counters"]["page"]))
     enter(s, x, 0)
     join_pool(s, x)
@@ -535,10 +535,9 @@ def compute(s, hooks, hits):
             x = take_arrived(s)
             tokens = s.demand_tokens[s.slot[x - base]] if each == VARIES else 1
             run(s, hooks, x, tokens, each)
-        elif s["errors"]["error"] != NO_ERROR:
-            return
         elif next_landing(s) == NEVER_DUE:
-            fail(s, STUCK, 0)
+            if s["errors"]["error"] == NO_ERROR:
+                fail(s, STUCK, 0)
             return
         else:
             note_mark(s, WAITS)

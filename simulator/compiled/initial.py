@@ -47,7 +47,7 @@ from moereplay.simulator.threads import stop_flag
 from moereplay.traces.passes import slots_of
 from moereplay.traces.routers import is_shared
 
-#: Alignment of tables, bytes: no row of `copies` or `experts` lies in two cache lines.
+#: Alignment of tables and counters, bytes: no row of `copies` or `experts` lies in two cache lines.
 CACHE_LINE = 64
 
 
@@ -143,7 +143,7 @@ def initial_state(
 
 def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.ndarray:
     shape, kind = [numbers[axis] for axis in axes], np.dtype(dtype)
-    if kind.names is None:
+    if kind.names is None and axes != ("n_cells",):
         return np.zeros(shape, kind)
     size = kind.itemsize * shape[0]
     held = np.zeros(size + CACHE_LINE, np.uint8)

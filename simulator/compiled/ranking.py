@@ -390,8 +390,8 @@ def clear_needed(s, x):
     """Clear the demand for expert x: it has run, or does not run from the fast tier."""
     if s["reads_need"] == 1:
         s.experts[x]["needed"] = 0
-    if s["keys_read_demand"] == 1:
-        invalidate_expert(s, x)
+        if s["keys_read_demand"] == 1:
+            invalidate_expert(s, x)
 
 
 @fast
