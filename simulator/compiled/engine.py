@@ -39,8 +39,7 @@ from moereplay.simulator.compiled.counters import (
 from moereplay.simulator.compiled.fast_path import (
     FastHooks,
     NoHooks,
-    NotedCourse,
-    NotedRun,
+    Noted,
     batch_path,
     fast_path,
     follow,
@@ -250,9 +249,9 @@ def run(trace: Trace, spec: RunSpec, sharing: Sharing | None = None) -> Finished
 
 
 def _shared(inputs: Inputs, oracle: Oracle, spec: RunSpec, sharing: Sharing, key: Hashable) -> FinishedRun:
-    known: NotedRun | NotedCourse | None = sharing.run_of(key)
-    if isinstance(known, NotedCourse):
-        state = initial_state(inputs, oracle, spec, course=known.marks)
+    known: Noted | None = sharing.run_of(key)
+    if known is not None:
+        state = initial_state(inputs, oracle, spec, known=known.arrays)
         if known.fits(state):
             bound(follow, state, spec.chosen)()
             if known.complete(state):
@@ -261,12 +260,9 @@ def _shared(inputs: Inputs, oracle: Oracle, spec: RunSpec, sharing: Sharing, key
     state = initial_state(inputs, oracle, spec, LINES if spec.log else 0, notes=True)
     if not state["n_noted"] and not state["n_course"]:
         return _run(inputs, oracle, spec, keep=False).ran
-    if isinstance(known, NotedRun) and known.charge(state):
-        sharing.taken += 1
-        return _ran(state, spec)
     _start(state, spec.chosen)
     check(state, spec.chosen)
-    noted = NotedCourse(state) if state["n_course"] else NotedRun(state, spec)
+    noted = Noted(state)
     if noted.holds:
         sharing.keep(key, noted)
     return _ran(state, spec)

@@ -9,7 +9,6 @@ beyond a table (`layout.FROZEN`), or with what `layout.LOOKED_UP` names.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,18 +40,13 @@ from moereplay.simulator.compiled.compute import (
 from moereplay.simulator.compiled.counters import (
     ACCESSES,
     BYTES_DEMAND,
-    DECODE,
     DENSE_NS,
-    END,
     EXPERT_NS,
-    FIRST,
     HITS,
     LATE,
     LINK_BUSY_NS,
     MISSES,
-    NO_FIRST,
     STALL_NS,
-    START,
     WIDTH,
     close_row,
     count_here,
@@ -93,10 +87,8 @@ from moereplay.simulator.compiled.passes import count_unused
 from moereplay.simulator.compiled.ranking import clear_needed, mark_needed, update_next_use
 from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of, pool_of, size_of, taken_by
 from moereplay.simulator.config import KINDS
-from moereplay.simulator.errors import LATEST_NS
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.jit.marks import called, fast, load_ahead
-from moereplay.simulator.step_time import compute_ends, landings_at_once
 
 # The course of a run, from which its times on another platform follow where decisions depend on time.
 #
@@ -160,7 +152,7 @@ class NoHooks(NamedTuple):
 
 
 def follow(s: Any, hooks: Any) -> None:
-    """Compute the times of a course on the platform of a state, or set `course.differs`; there are no hooks."""
+    """Compute the times of a run's notes on the platform of a state, or set `course.differs`; there are no hooks."""
     follow_course(s)
 
 
@@ -169,12 +161,17 @@ def follow_course(s):
     """Follow all steps, and land the transfers of the last nanosecond."""
     begin_step(s)
     while not is_over(s) and goes_on(s):
-        repeat_starts(s, AFTERWARDS)
-        repeat_landings(s, s["clock"]["compute_at"])
-        expect_mark(s, GATE)
-        begin_gate(s)
-        repeat_starts(s, AFTERWARDS)
-        repeat_experts(s)
+        if s["n_noted"] > 0:
+            advance(s, s["clock"]["compute_at"])
+            begin_gate(s)
+            repeat_step(s)
+        else:
+            repeat_starts(s, AFTERWARDS)
+            repeat_landings(s, s["clock"]["compute_at"])
+            expect_mark(s, GATE)
+            begin_gate(s)
+            repeat_starts(s, AFTERWARDS)
+            repeat_experts(s)
         count_here(s, EXPERT_NS, s["compute"]["spent"])
         count_here(s, STALL_NS, stalled(s))
         move_on(s)
@@ -358,7 +355,7 @@ def look_up_demand(s, hooks):
     expect(s, late + misses)
     count_look_up(s, hits, late, misses)
     if s["n_noted"] > 0:
-        note_decisions(s, hits, misses)
+        s["notes"]["crowded"] = 1
     if s["has_suggest"] == 1 and s["after_demand"] == 0:
         suggest(s, hooks)
     return hits
@@ -415,20 +412,12 @@ def count_look_up(s, hits, late, misses):
 @called
 def note_decisions(s, hits, misses):
     """Note the outcomes of a gate; if the pass has several tokens also those of each access, hits first."""
-    step = s.now["step"]
+    step, end = s.now["step"], s["notes"]["end"]
     s.noted_hits[step], s.noted_misses[step] = hits, misses
-    if s.now["tokens"] == 1:
-        return
-    hit = s["notes"]["end"]
-    miss, i = hit + hits, 0
-    for n in range(hits + misses):
-        if i < hits and s.present[i] == n:
-            s.noted_tokens[hit + i] = s.demand_tokens[n]
-            i += 1
-        else:
-            s.noted_tokens[miss] = s.demand_tokens[n]
-            miss += 1
-    s["notes"]["end"] = miss
+    if s.now["tokens"] > 1:
+        for i in range(hits + misses):
+            s.noted_tokens[end + i] = tokens_of(s, i, hits, 0)
+        s["notes"]["end"] = end + hits + misses
 
 
 # a step that is alone on its link: it needs neither queues nor events
@@ -469,17 +458,25 @@ def run_alone(s, hooks):
             count_here(s, reason(s, x, 0), 1)
         use_without_events(s, x)
     count_look_up(s, hits, 0, misses)
-    if s["n_noted"] > 0:
-        note_decisions(s, hits, misses)
-    gate, depth = s["clock"]["time"], s["links"][0]["depth"]
+    gate = s["clock"]["time"]
     for m in range(misses):
-        if m >= depth:
-            advance(s, s.lands[m - depth])
+        begin_transfer(s, m)
         bring_in(s, hooks, s.demand_expert[s.absent[m]], m)
     count_here(s, BYTES_DEMAND, misses * size_of(s, s.now["layer"] * s["experts"]))
-    run_all(s, gate, hits, misses)
-    for n in range(s["demand"]["demanded"]):
-        clear_needed(s, s.demand_expert[n])
+    run_all(s, gate, hits, misses, 0)
+    if s["n_noted"] > 0:
+        note_decisions(s, hits, misses)
+    if s["reads_need"] == 1:
+        for n in range(s["demand"]["demanded"]):
+            clear_needed(s, s.demand_expert[n])
+
+
+@fast
+def begin_transfer(s, m):
+    """Advance to when the m-th transfer of the step starts: at the gate, or when the link has a free slot."""
+    depth = s["links"][0]["depth"]
+    if m >= depth:
+        advance(s, s.lands[m - depth])
 
 
 @fast
@@ -493,22 +490,39 @@ def bring_in(s, hooks, x, m):
 
 
 @fast
-def run_all(s, gate, hits, misses):
-    """Run the hits from the gate on, then each miss when it has landed."""
-    each = cost_of_each(s)
-    spent = 0
+def run_all(s, gate, hits, misses, noted):
+    """Run the hits from the gate on, then each miss when it has landed. `noted`: 1 if notes have the tokens of each."""
+    each, x, spent = cost_of_each(s), s.now["layer"] * s["experts"], 0
     for i in range(hits):
-        spent += (
-            each if each != VARIES else expert_cost(s, s.demand_expert[s.present[i]], s.demand_tokens[s.present[i]])
-        )
+        spent += each if each != VARIES else expert_cost(s, x, tokens_of(s, i, hits, noted))
     time = gate + spent
     for m in range(misses):
-        n = s.absent[m]
-        cost = each if each != VARIES else expert_cost(s, s.demand_expert[n], s.demand_tokens[n])
+        cost = each if each != VARIES else expert_cost(s, x, tokens_of(s, hits + m, hits, noted))
         time = max(time, s.lands[m]) + cost
         spent += cost
     spend(s, spent)
     advance(s, time)
+
+
+@fast
+def tokens_of(s, i, hits, noted):
+    """Return the tokens of the i-th access of a step, the hits first."""
+    if noted == 1:
+        return np.int64(s.noted_tokens[s["notes"]["end"] + i])
+    return s.demand_tokens[s.present[i] if i < hits else s.absent[i - hits]]
+
+
+@fast
+def repeat_step(s):
+    """Take the time of a step whose outcomes are noted: `run_alone` without cache and policies."""
+    hits, misses = np.int64(s.noted_hits[s.now["step"]]), np.int64(s.noted_misses[s.now["step"]])
+    gate, x = s["clock"]["time"], s.now["layer"] * s["experts"]
+    for m in range(misses):
+        begin_transfer(s, m)
+        set_landing(s, 0, m, send(s, 0, x, s["counters"]["page"]))
+    run_all(s, gate, hits, misses, 1)
+    if s.now["tokens"] > 1:
+        s["notes"]["end"] += hits + misses
 
 
 # compute
@@ -575,19 +589,9 @@ def end_fast_step(s, hooks):
     move_on(s)
 
 
-# Charge the decisions that one replay noted with the times of another platform.
-#
-# Where nothing is prefetched and the demand of every step fits its pool, no decision depends on time: all that a step
-# demands has landed when it ends, so the next gate finds the same residents whatever the link. The fast path then
-# notes the hits and misses of every step, and the times of a platform follow from them:
-#
-# transfers of a step begin at its gate, in demand order, and compute runs the hits, then each miss when it has landed
-# (`step_time`).
-#
-# Steps of the same layer with as many hits and misses of as many tokens take equally long, so each such *shape* is
-# computed once. All numbers are integers, and equal those of a replay.
+# What a run notes for replays on other platforms: its course, or what each step hits and misses.
 
-RESULTS = ("cells", "lifetimes", "rows", "row_times", "layer_rows")
+RESULTS = ("cells", "lifetimes", "rows", "layer_rows")
 #: Columns of the counters that do not depend on a platform's times.
 COUNTED = [column for column in range(WIDTH) if column not in (DENSE_NS, EXPERT_NS, LINK_BUSY_NS, STALL_NS)]
 
@@ -601,22 +605,26 @@ def key_of(spec: RunSpec) -> Hashable:
     return config, sizes, spec.pools, spec.resident, spec.by_layer, policies
 
 
-class NotedCourse:
-    """The course and the results of a finished run whose decisions depend on time."""
+class Noted:
+    """The notes and the results of a finished run."""
 
     def __init__(self, state: SimulationState) -> None:
-        """`state` is that at the end of a run that noted its course."""
+        """`state` is that at the end of a run with notes."""
         self._results = {name: state.arrays[name] for name in RESULTS}
-        self._fixed = _fixed(state)
-        self.marks = state.arrays["course"][: int(state["course"]["end"])]
-        self.holds = len(self.marks) == state["course"]["end"]  # else there was no room for all
+        self._fixed, course, end = _fixed(state), state.arrays["course"], int(state["course"]["end"])
+        tokens = state.arrays["noted_tokens"][: int(state["notes"]["end"])]
+        steps = {name: state.arrays[name] for name in ("noted_hits", "noted_misses")}
+        #: the arrays that `follow` reads
+        self.arrays = {"course": course[:end]} if len(course) else steps | {"noted_tokens": tokens}
+        #: whether there was room for the whole course, or for the demand of every step in its pool
+        self.holds = end <= len(course) and not state["notes"]["crowded"]
 
     def fits(self, state: SimulationState) -> bool:
         """Return whether a state that has not begun differs from this run's in the numbers of `follow` alone."""
         return state.is_fast and not is_priced(state) and _fixed(state) == self._fixed
 
     def complete(self, state: SimulationState) -> bool:
-        """Add all but the times to the results of a state that has followed the course; return False if it has not."""
+        """Add all but the times to the results of a state that `follow` has ended; return False if it could not."""
         if state["course"]["differs"] or state["errors"]["error"] != NO_ERROR:
             return False
         for name in ("lifetimes", "layer_rows"):
@@ -629,175 +637,5 @@ class NotedCourse:
 
 def _fixed(state: SimulationState) -> list[int]:
     """Return the numbers of a state on which decisions depend, besides the order of events."""
-    return [*(int(state[name]) for name in SETTING.split()), int(state["links"][0]["depth"])]
-
-
-class Shapes(NamedTuple):
-    """The distinct steps of a run, the most misses first, and which of them each step is.
-
-    Access `i` of a shape, the hits first, has the tokens at `at + stride * i`.
-    """
-
-    layer: np.ndarray  #: (shapes,)
-    hits: np.ndarray
-    misses: np.ndarray
-    at: np.ndarray
-    stride: np.ndarray  #: 0 where every access has one token
-    tokens: np.ndarray  #: 1 for every layer, then those of accesses in passes of several tokens
-    of_access: np.ndarray  #: layer of each of these
-    of_step: np.ndarray  #: (passes, layers)
-
-
-class Ends(NamedTuple):
-    """Where requests begin and end, as positions of passes."""
-
-    first_pass: np.ndarray  #: of every request
-    last_pass: np.ndarray
-    prompt_pass: np.ndarray  #: that ends its prompt; -1 without a prompt
-    decode_number: np.ndarray  #: of every share in a pass that decodes: its request, and the pass
-    decode_pass: np.ndarray
-
-
-class NotedRun:
-    """The noted decisions and the results of a finished run."""
-
-    def __init__(self, state: SimulationState, spec: RunSpec) -> None:
-        """`state` is that at the end of a run with notes."""
-        self._results = {name: state.arrays[name] for name in RESULTS}
-        self._inputs = {name: state.arrays[name] for name in ("pass_tokens", "pass_phase", "pass_number")}
-        self._rows = {name: state.arrays[name] for name in ("row_number", "row_phase", "row_opens")}
-        self._hits, self._misses = (state.arrays[name].astype(np.int64) for name in ("noted_hits", "noted_misses"))
-        self._tokens, self._layers = state.arrays["noted_tokens"][: int(state["notes"]["end"])], int(state["layers"])
-        self._sizes, self._pools = np.array(spec.layout.tiers[0], np.int64), np.array(spec.pools, np.int64)
-
-    @cached_property
-    def holds(self) -> bool:
-        """Whether the demand of every step fits its pool, so that no decision depends on time."""
-        shapes, pools = self._shapes, np.broadcast_to(self._pools, self._layers)
-        needed = (shapes.hits + shapes.misses) * self._sizes[shapes.layer]
-        return bool((needed <= pools[shapes.layer]).all())
-
-    def charge(self, state: SimulationState) -> bool:
-        """Bring the state of a run that has not begun to its end; return False if a replay must, since it is too long.
-
-        The state must be `noting`, with the same key as this run's.
-        """
-        spent, busy, whole = _costs(state, self._shapes)
-        dense = state.arrays["dense_ns"][state.arrays["dense_row"][self._inputs["pass_tokens"]]]
-        if float(dense.sum(dtype=float)) + float(whole[self._shapes.of_step].sum(dtype=float)) > LATEST_NS / 2:
-            return False
-        by_pass = [each[self._shapes.of_step].sum(1) for each in (spent, busy, whole)]
-        of_pass = {DENSE_NS: dense.sum(1), EXPERT_NS: by_pass[0], LINK_BUSY_NS: by_pass[1]}
-        of_pass[STALL_NS] = by_pass[2] - by_pass[0]
-        for name, results in self._results.items():
-            state.arrays[name][:] = results
-        rows = state.arrays["rows"]
-        for counter, amounts in of_pass.items():
-            rows[:, counter] = 0
-            np.add.at(rows[:, counter], self._inputs["pass_number"], amounts)
-        self._charge_layers(state, {EXPERT_NS: spent, LINK_BUSY_NS: busy, STALL_NS: whole - spent})
-        self._charge_dense(state)
-        ends = np.cumsum(of_pass[DENSE_NS] + by_pass[2])
-        self._set_times(state, ends)
-        state["clock"]["time"] = ends[-1] if len(ends) else 0
-        return True
-
-    def _charge_layers(self, state: SimulationState, of_shape: dict[int, np.ndarray]) -> None:
-        cells = state.arrays["cells"].reshape(self._layers, 2, WIDTH)
-        for counter, amounts in of_shape.items():
-            cells[:, :, counter] = 0
-            for phase in (0, 1):
-                np.add.at(cells[:, phase, counter], self._shapes.layer, amounts * self._often[phase])
-
-    def _charge_dense(self, state: SimulationState) -> None:
-        cells, table = state.arrays["cells"].reshape(self._layers, 2, WIDTH), state.arrays["dense_ns"]
-        rows = state.arrays["dense_row"][self._inputs["pass_tokens"]]
-        for phase in (0, 1):
-            often = np.bincount(rows[self._inputs["pass_phase"] == phase], minlength=len(table))
-            cells[:, phase, DENSE_NS] = often @ table
-
-    def _set_times(self, state: SimulationState, ends: np.ndarray) -> None:
-        times, begins, at = state.arrays["row_times"], np.append(0, ends[:-1]), self._ends
-        times[:, START], times[:, END] = begins[at.first_pass], ends[at.last_pass]
-        prompted = at.prompt_pass >= 0
-        times[:, FIRST] = np.where(prompted, ends[at.prompt_pass] - times[:, START], NO_FIRST)
-        times[:, DECODE] = 0
-        np.add.at(times[:, DECODE], at.decode_number, (ends - begins)[at.decode_pass])
-
-    @cached_property
-    def _often(self) -> list[np.ndarray]:
-        """How often each shape occurs in either phase."""
-        steps, many = self._shapes.of_step, len(self._shapes.layer)
-        return [np.bincount(steps[self._inputs["pass_phase"] == phase].ravel(), minlength=many) for phase in (0, 1)]
-
-    @cached_property
-    def _ends(self) -> Ends:
-        tokens, number, phase = (self._inputs[name] for name in ("pass_tokens", "pass_number", "pass_phase"))
-        at = np.arange(len(tokens))
-        if len(self._rows["row_number"]):
-            opens = self._rows["row_opens"] == 1
-            at, number, phase = (
-                np.repeat(at, tokens)[opens],
-                self._rows["row_number"][opens],
-                self._rows["row_phase"][opens],
-            )
-        requests = len(self._results["row_times"])
-        first, last, prompt = (np.full(requests, -1) for _ in range(3))
-        last[number], first[number[::-1]] = at, at[::-1]
-        prompt[number[phase == 0]] = at[phase == 0]
-        return Ends(first, last, prompt, number[phase == 1], at[phase == 1])
-
-    @cached_property
-    def _shapes(self) -> Shapes:
-        layers, hits, misses = self._layers, self._hits, self._misses
-        tokens, layer = np.repeat(self._inputs["pass_tokens"], layers), np.arange(len(hits)) % layers
-        alone, others = np.flatnonzero(tokens == 1), np.flatnonzero(tokens > 1)
-        most = int((hits + misses)[alone].max(initial=0)) + 1
-        code = (layer[alone] * most + hits[alone]) * most + misses[alone]
-        often = np.bincount(code)
-        known, each = np.flatnonzero(often), (hits + misses)[others]
-        of_step = np.empty(len(hits), np.int64)
-        of_step[alone] = (np.cumsum(often > 0) - 1)[code]
-        of_step[others] = len(known) + np.arange(len(others))
-        columns = [
-            np.append(known // most**2, layer[others]),
-            np.append(known // most % most, hits[others]),
-            np.append(known % most, misses[others]),
-            np.append(known // most**2, layers + np.cumsum(each) - each),
-            np.append(np.zeros(len(known), np.int64), np.ones(len(others), np.int64)),
-        ]
-        order = np.argsort(-columns[2], kind="stable")
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        every = np.append(np.ones(layers, np.int64), self._tokens)
-        of_access = np.append(np.arange(layers), np.repeat(layer[others], each))
-        sorted_columns = [each[order] for each in columns]
-        return Shapes._make([*sorted_columns, every, of_access, rank[of_step].reshape(-1, layers)])
-
-
-def _costs(state: SimulationState, shapes: Shapes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what every shape takes from its gate, ns: compute, the link, and all of it."""
-    arrays, layer, most = state.arrays, shapes.layer, int(shapes.misses.max(initial=0))
-    of_access = arrays["expert_ns"][arrays["cost_row"][shapes.of_access], shapes.tokens]
-    cost = np.append(of_access, 0)  # the last shape may be empty
-    sums = np.append(0, np.cumsum(cost))
-
-    def of_first(many: np.ndarray) -> np.ndarray:
-        """Return the compute of that many accesses of every shape."""
-        stop = shapes.at + shapes.stride * many
-        return np.where(shapes.stride == 0, many * cost[shapes.at], sums[stop] - sums[shapes.at])
-
-    first_miss = shapes.at + shapes.stride * shapes.hits
-    link, wire = state["links"][0], arrays["wire_ns"]
-    depth = int(link["depth"])
-    lands = landings_at_once(most, depth, int(link["latency_ns"]), wire)
-    time = compute_ends(
-        of_first(shapes.hits),
-        shapes.misses,
-        lambda i, n: lands[i, layer[:n]],
-        lambda i, n: cost[(first_miss + shapes.stride * i)[:n]],
-    )
-    before = np.zeros((depth, len(wire)), np.int64)  # nothing has landed at the gate
-    begins = np.maximum(np.concatenate([before, lands])[:most], np.concatenate([before[:1], lands])[:most])
-    busy = np.concatenate([before[:1], np.cumsum(lands - begins, axis=0)])
-    return of_first(shapes.hits + shapes.misses), busy[shapes.misses, layer], time
+    depth = int(state["links"][0]["depth"]) if state["n_course"] else 0
+    return [*(int(state[name]) for name in SETTING.split()), depth]

@@ -92,12 +92,12 @@ def initial_state(
     keep: bool = False,
     stepped: bool = False,
     notes: bool = False,
-    course: np.ndarray | None = None,
+    known: Mapping[str, np.ndarray] | None = None,
 ) -> SimulationState:
     """Return the state at the start of a run, with room for `lines` of the event log.
 
     `keep`: store the experts that every token runs. `stepped`: the caller reports when activities end, and costs are
-    only input to policies. `notes`: note decisions, if they may hold on other platforms. `course`: one to follow.
+    only input to policies. `notes`: note decisions, if they may hold on other platforms. `known`: notes to follow.
     """
     chosen = spec.chosen.priced(spec.times)
     numbers = _scalars(spec, chosen) | _prices(inputs, spec) | _lengths(inputs, spec, chosen, lines, keep)
@@ -127,8 +127,8 @@ def initial_state(
     arrays = {
         name: _zeros(numbers, dtype, axes) for name, (dtype, axes) in (ARRAYS | MEMORIES).items() if name not in costs
     }
-    if course is not None:
-        numbers["n_course"], arrays["course"] = len(course), course
+    for name, array in (known or {}).items():
+        numbers[ARRAYS[name][1][0]], arrays[name] = len(array), array
     records = {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE), "stop": stop_flag()}
     plan = {name: _zeros(numbers, *INPUT_ARRAYS[name]) for name in PLAN_ARRAYS.values() if arrives}
     state = SimulationState(numbers, arrays | costs | dict(inputs) | plan | records)

@@ -59,7 +59,7 @@ RECORDS = {
     "link": record("ready_end closed announced"),  # of all links; what each has is a row of ROWS["links"]
     "counters": record("row page"),
     "log": record("lines"),
-    "notes": record("end"),
+    "notes": record("end crowded"),  # whether a step did not fit its pool
     "course": record("end started differs"),  # its next mark, and the transfers that have been noted
     "reset": record("tokens passes"),
     # next request, rows of all passes; of the pass: its context, and whether it shares no request with the one before

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.simulator.compiled import engine
-from moereplay.simulator.compiled import fast_path as charging
 from moereplay.simulator.compiled import inputs as inputs_module
 from moereplay.simulator.compiled.fast_path import key_of
 from moereplay.simulator.compiled.inputs import inputs_from
+from moereplay.simulator.errors import LATEST_NS, ConfigError
 from moereplay.simulator.interface import Sharing, oracle_of
 from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, outcome_of, sizes, spec_of, tokens
 from tests.kit.parity import PLAIN_EVICTION, PLAIN_PREFETCH, PLAIN_ROUTING, anything
@@ -65,15 +65,22 @@ def test_charged_times_are_those_of_a_replay(scenario: Scenario, times: dict, da
         assert sharing.taken == (2 if fits and len(source._plan) > 0 else 0)
 
 
-def test_a_run_that_may_end_too_late_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The replay then says so, or not: sums of the times of all steps are not trusted near the limit."""
-    monkeypatch.setattr(charging, "LATEST_NS", 100)
-    source, sharing = ListSource(sizes(1, 2, 1), [Prompted(tokens([[0]], [[1]], [[0]]))]), Sharing()
-    for dense_ns, taken in ((1, 0), (15, 1), (17, 1)):  # 3 steps take 3 dense_ns and 2 ns of transfers
+def test_a_run_that_ends_too_late_is_refused_on_another_platform_too() -> None:
+    """Every step takes dense_ns, the first two 1 ns more for a transfer; no step may begin after the limit."""
+    steps, slowest = 4_700, 10**15  # ns of a dense part, the most that a platform may say
+    source = ListSource(sizes(1, 2, 1), [Prompted(tokens([[0]], *[[[1]]] * (steps - 1)))])
+    sharing = Sharing()
+
+    def end(dense_ns: int) -> int:
         spec = spec_of(source.geometry, 2, machine(dense_ns=dense_ns), log=False)
         inputs, oracle = inputs_from(source), oracle_of(source, spec.config, spec.chosen.eviction)
-        assert engine._shared(inputs, oracle, spec, sharing, key_of(spec)).end_ns == 3 * dense_ns + 2
-        assert sharing.taken == taken
+        return engine._shared(inputs, oracle, spec, sharing, key_of(spec)).end_ns
+
+    assert (steps - 2) * slowest > LATEST_NS
+    assert [end(dense_ns) for dense_ns in (1, 15)] == [steps + 2, 15 * steps + 2]
+    with pytest.raises(ConfigError, match="more than 146 years"):
+        end(slowest)
+    assert (end(2), sharing.taken) == (2 * steps + 2, 2)
 
 
 def test_tokens_of_hits_and_misses_in_a_pass_of_several() -> None:
