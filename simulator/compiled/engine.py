@@ -40,7 +40,6 @@ from moereplay.simulator.compiled.fast_path import (
     FastHooks,
     NoHooks,
     Noted,
-    batch_path,
     fast_path,
     follow,
     key_of,
@@ -60,9 +59,7 @@ from moereplay.simulator.compiled.kernel import (
     stepped_kernel,
 )
 from moereplay.simulator.compiled.layout import (
-    ALONE,
-    BATCHED,
-    FOLLOWED,
+    FAST,
     OWN_CLOCK,
     PLAIN,
     PRICED,
@@ -230,13 +227,13 @@ def check(state: SimulationState, chosen: PolicySet) -> None:
 LINES = 1 << 16
 #: The named tuple of hook pointers that each kernel takes.
 POINTERS = {kernel: hooks.BoundHooks, priced_kernel: hooks.BoundHooks, stepped_kernel: hooks.BoundHooks}
-POINTERS |= dict.fromkeys((fast_path, batch_path, priced_path), FastHooks)
+POINTERS |= dict.fromkeys((fast_path, priced_path), FastHooks)
 POINTERS |= {follow: NoHooks}
 #: Numbers of the state that are constants in each kernel.
 CONSTANTS = {kernel: PLAIN, priced_kernel: OWN_CLOCK, stepped_kernel: STEPPED}
-CONSTANTS |= {fast_path: ALONE, batch_path: BATCHED, priced_path: PRICED | {"n_course": 0}, follow: FOLLOWED}
+CONSTANTS |= {fast_path: FAST, priced_path: PRICED | {"n_course": 0}, follow: FAST}
 TITLES = {kernel: "general", priced_kernel: "extended general", stepped_kernel: "stepped"}
-TITLES |= {fast_path: "fast-path", batch_path: "fast-path batch", priced_path: "extended fast-path", follow: "course"}
+TITLES |= {fast_path: "fast-path", priced_path: "extended fast-path", follow: "course"}
 LOG = logging.getLogger(__name__)
 
 
@@ -332,9 +329,7 @@ def _start(state: SimulationState, chosen: PolicySet) -> None:
 def fastest_kernel(state: SimulationState) -> Callable[..., None]:
     """Return the fastest kernel that can replay a state."""
     if state.is_fast:
-        if is_priced(state):
-            return priced_path
-        return batch_path if state["batched"] else fast_path
+        return priced_path if is_priced(state) else fast_path
     return kernel if state.is_plain else priced_kernel
 
 

@@ -251,12 +251,7 @@ class FastHooks(NamedTuple):
 
 
 def fast_path(s: Any, hooks: Any) -> None:
-    """Replay to the end. `layout.is_fast` must be true of the state, and not `batched`; `hooks` are FastHooks."""
-    replay_steps(s, hooks)
-
-
-def batch_path(s: Any, hooks: Any) -> None:
-    """Do what `fast_path` does where passes have rows of several requests, or drafts: where the state is `batched`."""
+    """Replay to the end. `layout.is_fast` must be true of the state; `hooks` are FastHooks."""
     replay_steps(s, hooks)
 
 

@@ -472,11 +472,9 @@ FROZEN = {
 
 #: Where queues may replace keys (`ranking.py`): copies that are used without being in a pool would be queued as well.
 QUEUED = {**OWN_CLOCK, "precisions": 1, "by_key": 1, "side_slots": 0, "has_admit": 0, "n_warm": 0}
-#: The fast path without them for passes of one request each and no drafts, and for all other passes; and with them.
+#: The fast path with what LOOKED_UP names, and without it but for drafts.
 PRICED = {name: value for name, value in FROZEN.items() if name not in LOOKED_UP}
-ALONE = FROZEN | {"batched": 0}
-FOLLOWED = {name: value for name, value in FROZEN.items() if name != "draft_ns"}
-BATCHED = FOLLOWED | {"batched": 1}
+FAST = {name: value for name, value in FROZEN.items() if name != "draft_ns"}
 
 
 def is_plain(numbers: Mapping[str, Any]) -> bool:
@@ -496,4 +494,4 @@ def is_fast(numbers: Mapping[str, Any]) -> bool:
 
 def is_priced(numbers: Any) -> bool:
     """Return whether a fast path that can replay a run is the one with prices."""
-    return any(numbers[name] != value for name, value in (BATCHED if numbers["batched"] else ALONE).items())
+    return any(numbers[name] != value for name, value in FAST.items())

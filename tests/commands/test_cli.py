@@ -23,7 +23,7 @@ from moereplay.results.counters import COUNTERS
 from moereplay.results.result import DOCUMENTED
 from moereplay.results.settings import LISTED
 from moereplay.simulator.compiled import engine
-from moereplay.simulator.compiled.fast_path import batch_path, fast_path, priced_path
+from moereplay.simulator.compiled.fast_path import fast_path, priced_path
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel
 from moereplay.simulator.jit import machine_code
 from moereplay.traces.store import open_trace
@@ -379,7 +379,7 @@ def test_both_engines_print_the_same(small):
     assert shown[0] == shown[1] == shown[2]
 
 
-@pytest.mark.parametrize("way", [kernel, priced_kernel, fast_path, batch_path, priced_path])
+@pytest.mark.parametrize("way", [kernel, priced_kernel, fast_path, priced_path])
 def test_the_wait_for_the_compiler_has_a_reason(way, tmp_path, monkeypatch, capsys):
     """An empty cache folder, in a process that has not asked for the kernel; then a folder with that kernel."""
     say_when_compiling()
