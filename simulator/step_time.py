@@ -1,9 +1,8 @@
 """When the transfers of a step land and when its compute ends, in closed form: what the engines do event by event.
 
-One statement for all that compute times without an engine: charges of another platform (`compiled/fast_path.py`), the
-least time (`limits/least_time.py`) and predictions from logs (`calibration/prediction.py`). Experts of a step have
-equal bytes and cross one link, nothing contends, and times count from the step's gate. Amounts are integers or floats,
-or arrays with a value for each of many steps.
+One statement for all that compute times without an engine: the least time (`limits/least_time.py`) and predictions from
+logs (`calibration/prediction.py`). Experts of a step have equal bytes and cross one link, nothing contends, and times
+count from the step's gate. Amounts are integers or floats, or arrays with a value for each of many steps.
 """
 
 from __future__ import annotations
