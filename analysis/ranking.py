@@ -11,7 +11,6 @@ from functools import cmp_to_key, partial
 from typing import Any
 
 from moereplay.analysis.tables import csv, folded, markdown, table
-from moereplay.analysis.verdict import Entry, lines
 from moereplay.results.counters import nanojoules
 from moereplay.results.remarks import assumptions, one_label, seconds_in_words, synthetic_of, with_routing
 from moereplay.results.result import RANKED, Result, quotient, ranking_column, values
@@ -59,6 +58,10 @@ def judged(
     `foresees` maps a kind of policy to whether a row's policy knows the future.
     """
     table, shown = _sorted(rows, "hit_rate", presets)
+    if len(table) == 1 and table[0]["tokens_per_s"] is not None:
+        return []
+    from moereplay.analysis.verdict import Entry, lines  # and statistics, which one row does without
+
     by_identity = {row["about"]["identity"]: row for row in rows}
     names = [name for name in shown if len({line[name] for line in table}) > 1]
     bare = {kind: bare_names({str(line[kind]) for line in table}) for kind in POLICIES}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 from pydantic import ValidationError
@@ -27,9 +27,11 @@ from moereplay.sweeps.grid import expand
 from moereplay.traces.dense import check_dense_bits
 from moereplay.traces.documents import DocumentError, content, from_json, words
 from moereplay.traces.files import bundled
-from moereplay.traces.geometry import KnownModel, matrices_of
 from moereplay.traces.schema import check_bits
 from moereplay.traces.weight_formats import bits_of, check_format, is_number
+
+if TYPE_CHECKING:
+    from moereplay.traces.geometry import KnownModel
 
 #: Cores of this process: a container may have fewer than the machine.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -202,6 +204,8 @@ def stored(expert_bits: str, dense: str, dense_bits: str, matrices: str = "") ->
     """Return the fields of importers' `Options` about stored weights. Raises ConfigError."""
     if dense and dense_bits:
         raise ConfigError("--dense cannot be combined with --dense-bits")
+    from moereplay.traces.geometry import matrices_of  # importers know models; few replays do
+
     try:
         if dense_bits:
             check_dense_bits(dense_bits)

@@ -40,6 +40,8 @@ def _ending_at_once() -> Iterator[None]:
 
 #: OpenBLAS's threads wait for work asleep: awake, they take 60 ms of CPU on two cores when numpy is imported.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+#: Pydantic reads the entry points of every installed distribution in search of plug-ins, which no model of ours needs.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
 
 with _ending_at_once():
     import typer

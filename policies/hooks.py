@@ -100,7 +100,7 @@ NAMES = Argument("out", "takes copies of later layers of this pass, first fetche
 Event = Callable[..., None] | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class EventHooks:
     """Event hooks, which a policy of any kind may define, to keep count in `own`."""
 
@@ -120,7 +120,7 @@ class EventHooks:
     on_predict: Event = row("a prefetch policy has suggested a copy that is resident", COPY)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class RoutingHooks:
     """The hooks of routing policies."""
 
@@ -129,7 +129,7 @@ class RoutingHooks:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class PrefetchHooks:
     """The hooks of prefetch policies."""
 
@@ -142,7 +142,7 @@ class PrefetchHooks:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class MissHooks:
     """The hooks of miss policies."""
 
@@ -172,7 +172,7 @@ class MissHooks:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class EvictionHooks:
     """The hooks of eviction policies, each of which defines either `key` or `victim`."""
 

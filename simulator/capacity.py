@@ -20,7 +20,6 @@ import numpy as np
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.dense import assumption, dense_of, recorded, resolved, with_bits, with_bytes
-from moereplay.traces.geometry import as_known
 from moereplay.traces.schema import MOST_BYTES as MOST_OF_TRACE
 from moereplay.traces.schema import Geometry, Trace, TraceError, shown
 from moereplay.traces.texts import size, whole
@@ -297,7 +296,7 @@ def divided(trace: Trace, total: int, context: int, runtime: str = "", dense: st
     Raises ConfigError for an invalid size, and if not one expert fits, with the missing bytes.
     """
     about = trace.header.provenance
-    geometry = sized(as_known(trace.geometry, about.model), about.model, dense, dense_bits)
+    geometry = sized(_as_known(trace), about.model, dense, dense_bits)
     dense_bytes = dense_of(geometry).resident
     taken = size_of(runtime, "runtime") if runtime else RUNTIME
     found = Memory(total, dense_bytes, geometry.kv_held(context), taken)
@@ -316,7 +315,13 @@ def divided(trace: Trace, total: int, context: int, runtime: str = "", dense: st
 
 def kv_bytes_of(trace: Trace) -> int:
     """Return the KV cache bytes of one position, from the trace or its model's name; 0 if unknown."""
-    return as_known(trace.geometry, trace.header.provenance.model).kv_bytes
+    return _as_known(trace).kv_bytes
+
+
+def _as_known(trace: Trace) -> Geometry:
+    from moereplay.traces.geometry import as_known  # as in traces.dense: few replays need the known models
+
+    return as_known(trace.geometry, trace.header.provenance.model)
 
 
 def size_of(text: str, what: str) -> int:

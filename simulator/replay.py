@@ -34,7 +34,6 @@ from moereplay.simulator.source import Source
 from moereplay.simulator.times import Times, homes_of, times_of
 from moereplay.simulator.wires import REST
 from moereplay.traces.dense import assumption
-from moereplay.traces.geometry import as_known, recognised, with_hidden, with_matrices
 from moereplay.traces.passes import longest_context
 from moereplay.traces.schema import Geometry, Provenance, Trace
 from moereplay.traces.texts import hint
@@ -151,6 +150,8 @@ class Plan:
             return None
         if not self.times_everything:
             return "not calibrated for this trace: its dense weights are unknown; pass --dense"
+        from moereplay.traces.geometry import recognised  # as in traces.dense: few replays need the known models
+
         name = "" if self.origin.synthetic or self.origin.model == UNNAMED else self.origin.model
         model = recognised(name)
         name = model.name if model else name
@@ -223,16 +224,24 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     check_experts("warm", config.warm, origin.geometry)
     lower = _lower_tiers(machine, origin.geometry, tiers, chosen)
     _check_charged(machine)
-    geometry = as_known(origin.geometry, origin.model) if machine.depends_on_model else origin.geometry
-    geometry = with_hidden(geometry, origin.model) if machine.decisions.gates else geometry
-    geometry = with_matrices(geometry, origin.model) if machine.by_matrix else geometry
-    geometry = sized(geometry, origin.model, config.dense, config.dense_bits)
+    geometry = sized(_completed(origin, machine), origin.model, config.dense, config.dense_bits)
     resident = residents(config.resident, geometry)
     tiers = (geometry.rows.sizes,) if geometry.bytes_by_expert else tiers
     layout = CopyLayout(geometry, tiers, slots)
     ready = _with_rest(Plan(origin, config, chosen, machine, capacity, layout, lower, resident))
     _check_warm(ready.spec(log=False))
     return ready
+
+
+def _completed(origin: Origin, machine: Platform) -> Geometry:
+    """Return the geometry with what the machine's prices depend on, as far as the model's name tells it."""
+    if not (machine.depends_on_model or machine.decisions.gates or machine.by_matrix):
+        return origin.geometry
+    from moereplay.traces.geometry import as_known, with_hidden, with_matrices
+
+    geometry = as_known(origin.geometry, origin.model) if machine.depends_on_model else origin.geometry
+    geometry = with_hidden(geometry, origin.model) if machine.decisions.gates else geometry
+    return with_matrices(geometry, origin.model) if machine.by_matrix else geometry
 
 
 def _check_one_size(geometry: Geometry, config: ReplayConfig, chosen: PolicySet) -> None:

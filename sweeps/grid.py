@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,16 +20,17 @@ from moereplay.results.settings import OF_CACHE
 from moereplay.simulator.bounds import Bound, Counted, bound_of, count
 from moereplay.simulator.capacity import EVERY_EXPERT
 from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.curves.curve import Curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import Sharing
 from moereplay.simulator.replay import ENGINES, check_engine, plan, replay
 from moereplay.simulator.threads import in_threads
-from moereplay.sweeps.processes import in_processes
 from moereplay.traces.demand import demand_of
 from moereplay.traces.passes import slots_of
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace
+
+if TYPE_CHECKING:
+    from moereplay.simulator.curves.curve import Curve
 
 Outcome = tuple[Result, Counted | None]
 
@@ -160,6 +161,8 @@ def _mapped(run: Run, groups: Sequence[Sequence[ReplayConfig]], workers: int) ->
     if run.engine == "compiled" and workers > 1:
         yield from in_threads(run, groups, workers)
     elif workers > 1 and run.trace.path is not None:
+        from moereplay.sweeps.processes import in_processes  # and multiprocessing, which no thread needs
+
         work = partial(_replay_in_worker, run.trace.path, *run[1:])
         prepare = partial(files.register_all, files.registered())
         for result in in_processes(work, [group[0] for group in groups], workers, prepare):

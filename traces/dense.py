@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import ceil
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from moereplay.traces.geometry import recognised
 from moereplay.traces.schema import Geometry, Provenance, TraceError, check_bits
 from moereplay.traces.units import GB
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT, OF_EXPERTS, bits_of, check_format, dense_bits_of, is_number
+
+if TYPE_CHECKING:
+    from moereplay.traces.geometry import KnownModel
 
 TABLE_BITS, QUANTISED = 4.5, 8  #: files below a mean of 8 bits store the embedding table in Q4_K, at 4.5 bits
 OPTIONS = "pass --dense or --dense-bits"
@@ -95,9 +97,17 @@ def with_bytes(geometry: Geometry, size: int) -> Geometry:
     return geometry.model_copy(update={"dense_bytes": size, "head_bytes": None})
 
 
+def _recognised(model: str, geometry: Geometry) -> KnownModel | None:
+    from moereplay.traces.geometry import recognised  # a replay whose trace has all sizes need not build its models
+
+    return recognised(model, geometry)
+
+
 def with_params(geometry: Geometry, model: str) -> Geometry:
     """Return the geometry with the dense parameters of the known model of that name, if it lacks them."""
-    like = recognised(model, geometry) if geometry.dense_params is None else None
+    if geometry.dense_params is not None:
+        return geometry
+    like = _recognised(model, geometry)
     if like is None:
         return geometry
     known = {name: getattr(like.geometry, name) for name in ("dense_params", "head_params")}
@@ -113,7 +123,7 @@ def resolved(geometry: Geometry, model: str) -> Geometry:
     if geometry.head_bytes is not None or not (geometry.dense_bytes or geometry.dense_layer_bytes):
         return geometry
     known = with_params(geometry, model)
-    like = recognised(model, geometry)
+    like = _recognised(model, geometry)
     inside, head = (known.dense_params or 0) * known.layers, known.head_params or 0
     stated, total = geometry.dense_layer_bytes, geometry.dense_bytes
     if stated and not total:

@@ -97,7 +97,6 @@ from moereplay.simulator.interface import (
     oracle_of,
     oracle_of_trace,
 )
-from moereplay.simulator.jit import translation
 from moereplay.simulator.jit.calls import caller, flat
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
@@ -386,6 +385,8 @@ def machine_code(of: Callable) -> Callable | int:
 
 
 def _built(of: Callable) -> Any:
+    from moereplay.simulator.jit import translation  # only a kernel that is not on disk is translated
+
     shapes = [hooks.shape(name) for name in POINTERS[of]._fields]
     return translation.kernel(of, (STATE, READERS), POINTERS[of], shapes, CONSTANTS[of])
 
