@@ -38,6 +38,7 @@ def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProc
         patch.setattr(sys, "argv", words)
         patch.setattr(sys, "excepthook", sys.excepthook)  # it is set, and put back at the end
         patch.setattr(terminal, "end_at_once", sys.exit)  # a library's thread may still be ending
+        patch.setattr(terminal, "end", sys.exit)
         patch.setenv("NO_COLOR", "1")
         patch.chdir(cwd or Path.cwd())
         try:
