@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -141,8 +142,15 @@ LIFETIME_BUCKETS = 24  #: bucket b counts copies evicted after [2**(b-1), 2**b) 
 
 def reported(counts: Iterable[int], per: Rows) -> dict[str, int]:
     """Select the counters that a kind of row reports. `counts` has one value per counter, in their order."""
-    pairs = zip(COUNTERS.values(), counts, strict=True)
-    return {counter.name: amount for counter, amount in pairs if per in counter.per}
+    names, wanted = _REPORTED[per]
+    return dict(zip(names, compress(counts, wanted), strict=True))
+
+
+#: By kind of row: the names of its counters, and for every counter whether it is one.
+_REPORTED = {
+    per: ([name for name, each in COUNTERS.items() if per in each.per], [per in each.per for each in COUNTERS.values()])
+    for per in BOTH
+}
 
 
 def queued(arrivals: Sequence[int], request: int, start: int) -> dict[str, int]:

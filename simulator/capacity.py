@@ -425,6 +425,8 @@ def bytes_before(pools: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def check_experts(option: str, listed: Listed, geometry: Geometry) -> None:
     """Raises ConfigError for an expert that is listed twice, or that the model lacks."""
+    if not listed:
+        return
     with suppress(OverflowError):
         pairs = pairs_of(listed)
         inside = ((pairs >= 0) & (pairs < (geometry.layers, geometry.experts))).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -219,6 +220,7 @@ def synthetic_parts(provenances: Sequence[Provenance]) -> str:
     return "; ".join(sorted(each - {RECORDED}) + [RECORDED] * (RECORDED in each)) if each != {RECORDED} else ""
 
 
+@lru_cache(maxsize=64)
 def _in_words(source: str) -> str:
     """Return the kind and statistics from the source of a synthetic trace; empty if it has none."""
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.counters import BUCKETS, LAYERED, NO_ROW, TIMES, WIDTH
 from moereplay.simulator.compiled.demand import FAMILIES
 from moereplay.simulator.compiled.hooks import named_by
-from moereplay.simulator.compiled.inputs import Inputs, costs_of, noted_lengths, pass_lengths
+from moereplay.simulator.compiled.inputs import Addressed, Inputs, costs_of, noted_lengths, pass_lengths
 from moereplay.simulator.compiled.layout import (
     ARRAYS,
     HEAD,
@@ -47,23 +49,101 @@ from moereplay.simulator.threads import stop_flag
 from moereplay.traces.passes import slots_of
 from moereplay.traces.routers import is_shared
 
-#: Alignment of tables and counters, bytes: no row of `copies` or `experts` lies in two cache lines.
+#: Alignment of arrays, bytes: no row of `copies` or `experts` lies in two cache lines.
 CACHE_LINE = 64
+#: Arrays of at most so many bytes share a block: making a hundred arrays would take as long as the other setup. Longer
+#: ones are apart, because notes for other platforms keep some arrays, and with them a block.
+MOST_IN_BLOCK = 1 << 16
+#: Arrays of every run that start as zeros, unless a run gives them: type and axes.
+ZEROS = {name: (np.dtype(kind), axes) for name, (kind, axes) in (ARRAYS | MEMORIES).items()}
+AXES = tuple({axis: None for _, axes in ZEROS.values() for axis in axes})
+#: Positions of the addresses in `layout.HEAD`, by array.
+PLACES = {name.removeprefix("at_"): at for name, at in POSITIONS.items() if name.startswith("at_")}
+
+
+class Block(NamedTuple):
+    """The arrays of ZEROS in a run of these lengths: their places in a block, and those that are too long for it."""
+
+    placed: dict[str, tuple[int, np.dtype, list[int]]]  #: byte of the block, type, shape
+    apart: dict[str, tuple[np.dtype, list[int]]]
+    size: int
+    positions: np.ndarray  #: of the addresses of `placed`, in `layout.HEAD`
+    offsets: np.ndarray
+
+
+@lru_cache(maxsize=64)
+def block_of(lengths: tuple[int, ...], given: frozenset[str]) -> Block:
+    """Return the block for `lengths`, by AXES, without the arrays that are `given`."""
+    numbers, placed, apart, end = dict(zip(AXES, lengths, strict=True)), {}, {}, 0
+    for name, (kind, axes) in ZEROS.items():
+        shape = [numbers[axis] for axis in axes]
+        size = kind.itemsize * prod(shape)
+        if name in given:
+            continue
+        if size > MOST_IN_BLOCK:
+            apart[name] = kind, shape
+        else:
+            placed[name] = end, kind, shape
+            end += -(-size // CACHE_LINE) * CACHE_LINE
+    offsets = np.array([at for at, _, _ in placed.values()])
+    return Block(placed, apart, end, np.array([PLACES[name] for name in placed]), offsets)
+
+
+class Arrays(dict[str, np.ndarray]):
+    """The arrays of a run by name. Those in the block are made when they are first asked for."""
+
+    def __init__(self, given: Mapping[str, np.ndarray], block: Block) -> None:
+        """Make the arrays that are not `given`."""
+        super().__init__(given)
+        self.update({name: _zeros(*of) for name, of in block.apart.items()})
+        self.placed, self.bytes = block.placed, _zeros(np.dtype(np.uint8), [block.size])
+
+    def __missing__(self, name: str) -> np.ndarray:
+        at, kind, shape = self.placed[name]
+        self[name] = made = np.ndarray(shape, kind, self.bytes, at)
+        return made
+
+
+def _zeros(kind: np.dtype, shape: list[int]) -> np.ndarray:
+    """Return zeros that start a cache line."""
+    size = kind.itemsize * prod(shape)
+    held = np.zeros(size + CACHE_LINE, np.uint8)
+    first = -held.ctypes.data % CACHE_LINE
+    return held[first : first + size].view(kind).reshape(shape)
 
 
 class SimulationState:
     """The numbers of a run, and the arrays that they address: plain Python finds them as kernels write them."""
 
-    def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
-        """Store `numbers` and `arrays` by the names of `layout.STATE`; missing numbers are 0."""
+    def __init__(self, numbers: Mapping[str, int], given: Mapping[str, np.ndarray], *addressed: Addressed) -> None:
+        """Store `numbers` by the names of `layout.STATE`, missing ones as 0, and arrays, those of ZEROS too."""
         self.is_fast, self.is_plain = is_fast(numbers), is_plain(numbers)
         self._row = np.zeros(1, STATE)
-        self.numbers, self.arrays = self._row[0], dict(arrays)
+        every: dict[str, np.ndarray] = {}
+        for arrays in (*addressed, given):
+            every |= arrays
+        block = block_of(tuple(int(numbers[axis]) for axis in AXES), frozenset(every.keys() & ZEROS))
+        self.numbers, self.arrays = self._row[0], Arrays(every, block)
         self._records = {name: self.numbers[name] for name in (*RECORDS, *ROWS)}
-        self._row.view(np.int64)[: len(HEAD)] = _head(numbers, arrays)
+        head = self._row.view(np.int64)[: len(HEAD)]
+        head[:] = self._head(numbers, given.keys() | block.apart.keys(), addressed)
+        head[block.positions] = block.offsets + self.arrays.bytes.ctypes.data
         if IS_PYTHON:
-            found = ((name, reader, arrays[reader.name]) for name, reader in READERS.items() if reader.name in arrays)
+            arrays, names = self.arrays, {*every, *ZEROS}
+            found = ((name, reader, arrays[reader.name]) for name, reader in READERS.items() if reader.name in names)
             vars(self).update({name: array if reader.axes else array[0] for name, reader, array in found})
+
+    def _head(self, numbers: Mapping[str, int], own: Iterable[str], addressed: Iterable[Addressed]) -> list[int]:
+        """Return the numbers and addresses of `layout.HEAD`, without addresses of the block."""
+        head = [0] * len(HEAD)
+        for name, value in numbers.items():
+            head[POSITIONS[name]] = value
+        for arrays in addressed:
+            for name, address in arrays.addresses.items():
+                head[PLACES[name]] = address
+        for name in own:
+            head[PLACES[name]] = self.arrays[name].ctypes.data
+        return head
 
     @property
     def address(self) -> int:
@@ -72,16 +152,6 @@ class SimulationState:
 
     def __getitem__(self, name: str) -> Any:
         return self._records[name] if name in self._records else self.numbers[name]
-
-
-def _head(numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> list[int]:
-    """Return the numbers and addresses of `layout.HEAD`: writing them by name would take as long as the other setup."""
-    head = [0] * len(HEAD)
-    for name, value in numbers.items():
-        head[POSITIONS[name]] = value
-    for name, array in arrays.items():
-        head[POSITIONS[f"at_{name}"]] = array.ctypes.data
-    return head
 
 
 def initial_state(
@@ -124,14 +194,13 @@ def initial_state(
     numbers |= {"n_lanes": numbers["n_lane_rates"] // numbers["n_links"], "n_contexts": len(costs["kv_ns"])}
     if numbers["passes"] * numbers["layers"] > MOST_STEPS:
         raise ConfigError(f"invalid number of steps: expected at most {MOST_STEPS:,} in a replay; take fewer requests")
-    arrays = {
-        name: _zeros(numbers, dtype, axes) for name, (dtype, axes) in (ARRAYS | MEMORIES).items() if name not in costs
-    }
+    given = {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE), "stop": stop_flag()}
     for name, array in (known or {}).items():
-        numbers[ARRAYS[name][1][0]], arrays[name] = len(array), array
-    records = {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE), "stop": stop_flag()}
-    plan = {name: _zeros(numbers, *INPUT_ARRAYS[name]) for name in PLAN_ARRAYS.values() if arrives}
-    state = SimulationState(numbers, arrays | costs | dict(inputs) | plan | records)
+        numbers[ARRAYS[name][1][0]], given[name] = len(array), array
+    if arrives:
+        filled = {name: INPUT_ARRAYS[name] for name in PLAN_ARRAYS.values()}
+        given |= {name: np.zeros([numbers[axis] for axis in axes], kind) for name, (kind, axes) in filled.items()}
+    state = SimulationState(numbers, given, costs, inputs)
     state["clock"]["compute_at"], state["clock"]["cpu_at"] = NEVER_DUE, NEVER_DUE
     state["counters"]["row"], state["cache"]["bypassed"] = NO_ROW, NONE
     state["arrival"]["y"] = NONE
@@ -139,16 +208,6 @@ def initial_state(
     _fill_oracle(state, oracle)
     _fill_constants(state, spec, chosen)
     return state
-
-
-def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.ndarray:
-    shape, kind = [numbers[axis] for axis in axes], np.dtype(dtype)
-    if kind.names is None and axes != ("n_cells",):
-        return np.zeros(shape, kind)
-    size = kind.itemsize * shape[0]
-    held = np.zeros(size + CACHE_LINE, np.uint8)
-    first = -held.ctypes.data % CACHE_LINE
-    return held[first : first + size].view(kind)
 
 
 # numbers of the state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +45,18 @@ KEPT = {
 
 #: Marks of a course (fast_path.py) at most; memory is taken as it fills.
 MOST_MARKS = 1 << 25
+
+
+class Addressed(dict[str, np.ndarray]):
+    """Arrays by the names of `layout`, which several replays read: numpy takes a microsecond to tell an address."""
+
+    @cached_property
+    def addresses(self) -> dict[str, int]:
+        """The address of each array."""
+        return {name: array.ctypes.data for name, array in self.items()}
+
+
+Inputs = Addressed  #: by the names of `layout.INPUT_ARRAYS`
 
 
 class Demanded(NamedTuple):
@@ -188,10 +200,12 @@ def _filled(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
     width = arrays["token_ids"].shape[2]
     lengths = {"layers": geometry.layers, "experts": geometry.experts, "width": width}
     absent = {name: [lengths.get(axis, 0) for axis in axes] for name, (_, axes) in INPUT_ARRAYS.items()}
-    return {
-        name: read_only(np.ascontiguousarray(arrays.get(name, np.zeros(absent[name], dtype)), dtype))
-        for name, (dtype, _) in INPUT_ARRAYS.items()
-    }
+    return Addressed(
+        {
+            name: read_only(np.ascontiguousarray(arrays.get(name, np.zeros(absent[name], dtype)), dtype))
+            for name, (dtype, _) in INPUT_ARRAYS.items()
+        }
+    )
 
 
 # inputs from any source
@@ -272,53 +286,61 @@ def _by_token(plan: Passes, layers: int, rows: Sequence[Sequence], width: int, f
 
 # tables of durations, from a platform
 
-Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.INPUT_ARRAYS`
 
-
-def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, np.ndarray]:
+def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> Addressed:
     """Return tables of the durations in `simulator.times.Times`, ns: a row per pass length and weights of an expert.
 
     Dense parts include the time of the policies' decisions, if `decided`.
     """
     times, layout = spec.times, spec.layout
     counted = pass_lengths(inputs, spec)
-    tokens, lengths = len(counted) - 1, np.flatnonzero(counted)
-    layers = range(layout.geometry.layers)
-    copies = [(row, p) for row in range(len(layout.tiers[0])) for p in range(layout.precisions)]
+    shape = layout.geometry.layers, len(layout.tiers[0]), layout.precisions
+    known, decided = _by_length(times, *shape, counted.tobytes()), decided and times.has_decisions
+    if not (decided or times.reads_kv):
+        return known
+    changed = dict(known)
+    if decided:
+        ns = [[spec.decision_ns(layer, int(length)) for layer in range(shape[0])] for length in np.flatnonzero(counted)]
+        charged = np.array(ns, np.int64).reshape(-1, shape[0])
+        changed |= {name: known[name] + charged for name in ("dense_ns", "slow_dense_ns")}
+    return Addressed(changed | _kv(inputs, spec))
+
+
+@lru_cache(maxsize=8)
+def _by_length(times: Times, layers: int, rows: int, precisions: int, counted: bytes) -> Addressed:
+    """Return `costs_of` as far as they depend on the machine and the model alone, for all replays of these lengths."""
+    lengths = np.frombuffer(counted, bool)
+    tokens, slow = len(lengths) - 1, times.slows_compute
+    copies = [(row, p) for row in range(rows) for p in range(precisions)]
     weights = [times.weights(*copy) for copy in copies]
     first = dict(zip(reversed(weights), reversed(copies), strict=True))
-    rows = {each: row for row, each in enumerate(dict.fromkeys(weights))}
-    kinds = [first[each] for each in rows]
-    slow = times.slows_compute
+    places = {each: row for row, each in enumerate(dict.fromkeys(weights))}
+    kinds = [first[each] for each in places]
     experts = _per_tokens(times.expert_ns, kinds, tokens)
-    return (
-        {
-            "dense_ns": _dense(spec, lengths, len(layers), contended=False, decided=decided),
-            "slow_dense_ns": _dense(spec, lengths, len(layers), contended=slow, decided=decided),
-            "dense_row": np.cumsum(counted > 0) - 1,
-            "load_ns": np.array(times.load_ns, np.int64).ravel(),
-            "cost_row": np.array([rows[each] for each in weights], np.int64),
-            "expert_ns": experts,
-            "slow_expert_ns": _per_tokens(partial(times.expert_ns, contended=True), kinds, tokens) if slow else experts,
-            "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),
-            "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
-            "wire_ns": np.array(times.wire_ns, np.int64).ravel(),
-            "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
-            "start_ns": np.array(times.start_ns if times.has_start else [], np.int64).ravel(),
-        }
-        | _kv(inputs, spec)
-        | _batches(times)
-    )
+    found = {
+        "dense_ns": _dense(times, np.flatnonzero(lengths), layers, contended=False),
+        "slow_dense_ns": _dense(times, np.flatnonzero(lengths), layers, contended=slow),
+        "dense_row": np.cumsum(lengths) - 1,
+        "load_ns": np.array(times.load_ns, np.int64).ravel(),
+        "cost_row": np.array([places[each] for each in weights], np.int64),
+        "expert_ns": experts,
+        "slow_expert_ns": _per_tokens(partial(times.expert_ns, contended=True), kinds, tokens) if slow else experts,
+        "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),
+        "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
+        "wire_ns": np.array(times.wire_ns, np.int64).ravel(),
+        "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
+        "start_ns": np.array(times.start_ns if times.has_start else [], np.int64).ravel(),
+        "kv_ns": np.zeros(0, np.int64),
+        "slow_kv_ns": np.zeros(0, np.int64),
+    }
+    return Addressed({name: read_only(each) for name, each in (found | _batches(times)).items()})
 
 
-def _dense(spec: RunSpec, lengths: np.ndarray, layers: int, contended: bool, decided: bool) -> np.ndarray:
+def _dense(times: Times, lengths: np.ndarray, layers: int, contended: bool) -> np.ndarray:
     """Return (lengths, layers) durations; layer 0 includes the cost before the first layer."""
-    times = spec.times
     dense = [[times.dense_ns(layer, int(length), contended) for layer in range(layers)] for length in lengths]
     for row, length in zip(dense, lengths, strict=True):
         row[0] += times.pass_ns(int(length), contended)
-        if decided and times.has_decisions:
-            row[:] = [each + spec.decision_ns(layer, int(length)) for layer, each in enumerate(row)]
     return np.array(dense, np.int64).reshape(-1, layers)
 
 
@@ -356,7 +378,7 @@ def _kv(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
     """Return a layer's part of KV-cache reads for every pass, or where requests arrive for every context."""
     times = spec.times
     if not times.reads_kv:
-        return dict.fromkeys(("kv_ns", "slow_kv_ns"), np.zeros(0, np.int64))
+        return {}
     contexts, row = np.unique(_contexts(inputs, spec), return_inverse=True)
     read = {
         name: [times.kv_ns(int(each), slow) for each in contexts]
