@@ -162,7 +162,8 @@ def _object(path: Path, part: Part, name: str) -> Path:
 def _write(path: Path, state: Any) -> None:
     """Write the numbers of a state, and each array with the place of its address among them."""
     words = state._row.view(np.int64)
-    places = {array.ctypes.data: array for array in state.arrays.values() if array.size}
+    arrays = [state.arrays[name] for name in {*state.arrays, *state.arrays.placed}]
+    places = {array.ctypes.data: array for array in arrays if array.size}
     found = [(place, places[word]) for place, word in enumerate(words.tolist()) if word in places]
     with path.open("wb") as file:
         file.write(np.array([words.nbytes, len(found)], np.int64).tobytes() + words.tobytes())

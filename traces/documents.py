@@ -206,7 +206,7 @@ def package_version() -> str:
 class Frozen(BaseModel):
     """Immutable model that rejects unknown keys (a misspelt setting is an error) and numbers that are not finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod

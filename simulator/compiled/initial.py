@@ -84,7 +84,7 @@ def block_of(lengths: tuple[int, ...], given: frozenset[str]) -> Block:
             apart[name] = kind, shape
         else:
             placed[name] = end, kind, shape
-            end += -(-size // CACHE_LINE) * CACHE_LINE
+            end += (size // CACHE_LINE + 1) * CACHE_LINE  # no two have the same address
     offsets = np.array([at for at, _, _ in placed.values()])
     return Block(placed, apart, end, np.array([PLACES[name] for name in placed]), offsets)
 
