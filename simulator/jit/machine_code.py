@@ -200,7 +200,7 @@ def digest_of_sources() -> str:
 
 
 def _sources(names: list[str], folder: str) -> Iterator[tuple[list[str], str]]:
-    """Yield the files of a folder that machine code can reach: names below ROOT, and path; Path takes twice the time."""
+    """Yield the files of a folder that machine code can reach: names below ROOT, path. `Path` takes twice the time."""
     for entry in os.scandir(folder):
         below = [*names, entry.name]
         if entry.is_dir():
