@@ -446,7 +446,7 @@ def _with_rest(ready: Plan) -> Plan:
 
 def _check_warm(spec: RunSpec) -> None:
     """Raises ConfigError for an expert that is resident as well, and for more experts than the tiers hold."""
-    if not spec.resident:
+    if not spec.config.warm:
         return
     start = np.concatenate(spec.start)
     for x in start[np.isin(start * spec.layout.precisions, spec.resident)].tolist():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import distribution, version
+from importlib.metadata import distribution
 from io import FileIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -212,10 +212,11 @@ def _sources(names: list[str], folder: str) -> Iterator[tuple[list[str], str]]:
 
 def versions() -> list[str]:
     """Return the versions of all compiling packages, and the processor."""
-    return [sys.version, *map(_version, PACKAGES), platform.machine(), binding.get_host_cpu_name()]
+    return [sys.version, *map(version, PACKAGES), platform.machine(), binding.get_host_cpu_name()]
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
     """Return the version of a package from its metadata; to parse all of it would take the parser of mail."""
-    found = re.search(r"^Version: *(\S+)", distribution(package).read_text("METADATA") or "", re.MULTILINE)
-    return found[1] if found else version(package)
+    of = distribution(package)
+    found = re.search(r"^Version: *(\S+)", of.read_text("METADATA") or "", re.MULTILINE)
+    return found[1] if found else of.version
