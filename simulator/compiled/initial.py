@@ -173,7 +173,7 @@ def initial_state(
     numbers = _scalars(spec, chosen) | _prices(inputs, spec) | _lengths(inputs, spec, chosen, lines, keep)
     numbers |= STEPPED if stepped else OWN_CLOCK
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
-    numbers |= {"batched": numbers["n_batched"] > 0}
+    numbers |= {"batched": numbers["n_batched"] > 0, "ring_mask": numbers["n_ring"] - 1}
     layered = len(LAYERED) if spec.by_layer else 0
     numbers |= {"n_layered": layered, "n_layer_cells": numbers["layers"] * 2 * layered}
     reads_future = bool(chosen.reads & {"next_use", "next_pass"})
@@ -379,7 +379,6 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_share_rows": len(inputs["share_token"]),
         "arrives": len(inputs["share_start"]) > 0,
     }
-    numbers |= {"ring_mask": numbers["n_ring"] - 1}
     numbers |= {"n_warm": len(spec.start[0]), "n_warm_lower": sum(map(len, spec.start[1:]))}
     numbers |= _of_arrivals(numbers, spec) if numbers["arrives"] else {"n_slots": 0, "n_arrivals": 0}
     numbers |= {

@@ -26,8 +26,8 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.errors import NumbaError, TypingError, UnsupportedBytecodeError
 from numba.core.imputils import lower_builtin
-from numba.core.typing.templates import AbstractTemplate, infer, infer_global, signature
-from numba.extending import intrinsic, models, register_jitable, register_model
+from numba.core.typing.templates import AbstractTemplate, infer, signature
+from numba.extending import intrinsic, models, register_jitable, register_model, type_callable
 from numba.np.arrayobj import fix_integer_index, populate_array
 
 from moereplay.simulator.jit.machine_code import Built, optimised, symbols
@@ -110,23 +110,10 @@ class RowKind(types.Type):
         self.table = table
 
 
-@register_model(TableKind)
-class TableModel(models.ProxyModel):
-    """A table in registers."""
-
-    def __init__(self, manager: Any, kind: TableKind) -> None:
-        """As the state."""
-        super().__init__(manager, kind)
-        self._proxied_model = manager.lookup(kind.state)
-
-
-@register_model(RowKind)
-class RowModel(models.StructModel):
-    """A row in registers."""
-
-    def __init__(self, manager: Any, kind: RowKind) -> None:
-        """The state, and the number."""
-        super().__init__(manager, kind, [("state", kind.table.state), ("at", types.intp)])
+register_model(TableKind)(lambda manager, kind: manager.lookup(kind.state))
+register_model(RowKind)(
+    lambda manager, kind: models.StructModel(manager, kind, [("state", kind.table.state), ("at", types.intp)])
+)
 
 
 def table_reader(of: Table) -> Any:
@@ -139,39 +126,31 @@ def table_reader(of: Table) -> Any:
     return read
 
 
-@infer_global(len)
-class LengthOfTable(AbstractTemplate):
-    """The kind of `len(table)`."""
-
-    def generic(self, args: Any, kws: Any) -> Any:
-        """Return the signature."""
-        return signature(types.intp, *args) if isinstance(args[0], TableKind) else None
+def _kind_of_row(table: Any, at: Any) -> Any:
+    found = isinstance(table, TableKind) and isinstance(at, types.Integer)
+    return signature(RowKind(table), table, types.intp) if found else None
 
 
-@infer_global(operator.getitem)
-class RowOfTable(AbstractTemplate):
-    """The kind of `table[i]`."""
-
-    def generic(self, args: Any, kws: Any) -> Any:
-        """Return the signature."""
-        if isinstance(args[0], TableKind) and isinstance(args[1], types.Integer):
-            return signature(RowKind(args[0]), args[0], types.intp)
-        return None
+type_callable(len)(lambda context: lambda table: types.intp if isinstance(table, TableKind) else None)
+type_callable(operator.getitem)(lambda context: _kind_of_row)
 
 
-@infer
-class ColumnOfRow(AbstractTemplate):
+class KindOfCell(AbstractTemplate):
     """The kind of `row["column"]`."""
 
     key = "static_getitem"
 
     def generic(self, args: Any, kws: Any) -> Any:
         """Return the signature. Raises TypingError for a column that is not there."""
-        if not isinstance(args[0], RowKind) or not isinstance(args[1], str):
+        row, name = args
+        if not isinstance(row, RowKind) or not isinstance(name, str):
             return None
-        if _column(args[0], args[1]) is None:
-            raise TypingError(f"undeclared read of '{args[1]}'")
-        return signature(types.int64, args[0], types.literal(args[1]))
+        if _column(row, name) is None:
+            raise TypingError(f"undeclared read of '{name}'")
+        return signature(types.int64, row, types.literal(name))
+
+
+infer(KindOfCell)
 
 
 def _column(row: RowKind, name: str) -> Column | None:
@@ -206,7 +185,8 @@ def _cell(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     at: Any = row.at
     if column.every:
         at = builder.mul(at, _number(builder, state, row.state, column.every))
-    dtype, offset = (column.record.fields or {})[column.field][:2]
+    fields: Any = column.record.fields
+    dtype, offset = fields[column.field][:2]
     place = builder.add(builder.mul(at, ir.Constant(WORD, column.record.itemsize)), ir.Constant(WORD, offset))
     place = builder.add(place, _number(builder, state, row.state, f"at_{column.array}"))
     kept = ir.IntType(8 * dtype.itemsize)
@@ -407,11 +387,14 @@ def _with_compiled(function: FunctionType, made: dict[Any, Any]) -> FunctionType
 def _compiled(value: Any, made: dict[Any, Any]) -> Any:
     if isinstance(value, Builtin):
         return BUILTINS[value.name]
-    is_marked = isinstance(value, FunctionType) and value in MARKED
-    if not is_marked and not isinstance(value, Reader | Table):
+    if isinstance(value, Reader | Table):
+        if value not in made:
+            made[value] = reader(value)
+        return made[value]
+    if not isinstance(value, FunctionType) or value not in MARKED:
         return value
     if value not in made:
-        made[value] = MARKS[MARKED[value]](_with_compiled(value, made)) if is_marked else reader(value)
+        made[value] = MARKS[MARKED[value]](_with_compiled(value, made))
     return made[value]
 
 
