@@ -22,7 +22,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-slow test-contrib test-long test-longest parity check wheel coverage study-faults study-mutants study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss report-check bench-recording bench bench-cost bench-sweep miniature sample leaderboard tables figures format clean
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss docs browser site-check report-check bench-recording bench bench-cost bench-sweep miniature sample leaderboard tables figures format clean
 
 help:            ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -30,18 +30,18 @@ help:            ## this list
 # uv first (fast), pip as the fallback. uv reads no pip.conf, so a local wheel folder is handed on by hand; without one,
 # uv looks for the build of torch that fits this machine's GPU, or the small one for none.
 define install
-	@printf "installing $(3) into .venv "; while sleep 5; do printf .; done & trap "kill $$! 2>/dev/null" EXIT; \
+	@printf "installing $(3) into $(BIN:/bin=) "; while sleep 5; do printf .; done & trap "kill $$! 2>/dev/null" EXIT; \
 	links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
 	if [ -z "$$links" ]; then export UV_TORCH_BACKEND="$${UV_TORCH_BACKEND:-auto}"; fi; \
 	if [ -z "$${NO_UV:-}" ] && $(BIN)/pip install --quiet --disable-pip-version-check uv 2>/dev/null \
-	   && UV_FIND_LINKS="$${links// /,}" VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet -c constraints.txt $(1) $(2); \
+	   && UV_FIND_LINKS="$${links// /,}" VIRTUAL_ENV=$(BIN:/bin=) $(BIN)/uv pip install --quiet -c constraints.txt $(1) $(2); \
 	then echo " done, with uv"; \
 	else $(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1" \
 	   && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(1) $(2) && echo " done, with pip"; fi
 endef
 
-$(BIN)/python:
-	@$(PYTHON) -m venv .venv
+%/bin/python:
+	@$(PYTHON) -m venv $*
 
 .venv/base.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(call install,-e '.[report]',,the simulator)
@@ -270,11 +270,25 @@ study-routing: .venv/base.stamp  ## generic routing against each recorded model,
 study-long-traces: .venv/base.stamp  ## write, open, merge and replay a trace of ROWS=1e8 (token, layer) rows: time and memory (10 GB per 4e8)
 	$(BIN)/python -m studies.long_traces --rows $(or $(ROWS),1e8) --folder runs/long
 
-report-check: .venv/base.stamp  ## pages of `report` in a headless Chromium without network: errors, axe, keyboard, print (npm, Chromium)
+.venv-docs/docs.stamp: BIN := .venv-docs/bin
+.venv-docs/docs.stamp: pyproject.toml constraints.txt | .venv-docs/bin/python
+	$(call install,-e .,--group docs,what builds the site)
+	@touch $@
+
+docs: .venv-docs/docs.stamp  ## the site of these pages in runs/site, offline, every link and heading checked (half a minute)
+	.venv-docs/bin/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs . runs/site
+	@echo "to look at: runs/site/index.html"
+
+browser:
 	@command -v npm > /dev/null || { echo "this needs node and npm: apt-get install npm"; exit 2; }
 	@test -n "$(CHROMIUM)" || { echo "this needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it"; exit 2; }
 	mkdir -p runs/report-check && cp benchmarks/report_check/*.json benchmarks/report_check/*.mjs runs/report-check
 	cd runs/report-check && npm install --silent --no-audit --no-fund
+
+site-check: docs browser     ## pages of the site in the same browser: errors, axe, search (5 minutes; SITE="a.html b.html" for some)
+	cd runs/report-check && node check.mjs "$(CHROMIUM)" looks $(addprefix ../site/,$(or $(SITE),$(shell cd runs/site 2> /dev/null && find . -name '*.html' ! -name index.html)))
+
+report-check: .venv/base.stamp browser  ## pages of `report` in a headless Chromium without network: errors, axe, keyboard, print (npm, Chromium)
 	rm -rf $(PAGES) && mkdir -p $(PAGES)
 	$(BIN)/moereplay replay miniature --passes token --eviction lru,lfu,least_stale,belady --capacity 15%,25%,50% \
 	    --prefetch none,top_k --out $(PAGES)/grid > /dev/null
@@ -339,4 +353,4 @@ format: .venv/dev.stamp      ## ruff's own formatting and import order
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 clean:           ## remove what make made
-	rm -rf .venv runs build dist *.egg-info
+	rm -rf .venv .venv-docs runs build dist *.egg-info
