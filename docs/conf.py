@@ -1,7 +1,7 @@
 """The site: the repository's own pages, by `make docs`.
 
-Pages stay where they are, so that their links also work on the repository's host. The sidebar is read from README.md: its
-sections and the rows of its table "More", each with the pages that it links to.
+Pages stay where they are, so that their links also work on the repository's host. The sidebar is read from README.md:
+its sections and the rows of its table "More", each with the pages that it links to.
 """
 
 import re
