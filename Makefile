@@ -156,6 +156,7 @@ coverage: .venv/dev.stamp    ## the test suite with coverage, without the long r
 wheel: .venv/dev.stamp       ## sdist, wheel and the wheel of the bundled model's weights in dist/
 	rm -rf dist && $(BIN)/python -m build --no-isolation
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist $(MINI)
+	rm -rf $(MINI)/build $(MINI)/*.egg-info
 	$(TOOL) twine@7.0.0 check --strict dist/*
 
 wheel-check: wheel           ## a first answer of nothing installed, from dist as an index, within WITHIN=60 seconds; and the bytes of an installation

@@ -37,7 +37,6 @@ html_domain_indices = False
 
 default_role = "code"
 autodoc_member_order = "bysource"
-python_maximum_signature_line_length = 100
 nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages: their pages are elsewhere
 autodoc_default_options = {"members": True, "undoc-members": True, "exclude-members": "model_config, later, refused_as"}
 

@@ -97,7 +97,7 @@ def _printed(lines: list[str]) -> list[Command | Shown]:
 
 #: By the word after the fence; other blocks are files, code and tables.
 READERS: dict[str, Callable[[list[str]], list[Command | Shown]]] = {
-    **dict.fromkeys(("plain", "python", "toml", "sql", "json", "bibtex"), lambda lines: []),
+    **dict.fromkeys(("plain", "python", "toml", "yaml", "sql", "json", "bibtex"), lambda lines: []),
     "sh": _typed,
     "console": _session,
     "text": _printed,
