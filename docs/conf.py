@@ -23,7 +23,6 @@ exclude_patterns = [".*", "runs", "build", "dist"]
 # Every link to a page, a heading or a file is checked: `make docs` turns warnings into errors.
 nitpicky = True
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence"]
 
 html_theme = "furo"
 html_title = "moereplay"
