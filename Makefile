@@ -10,7 +10,8 @@ comma := ,
 SCHEMAS := check-jsonschema@0.39.0
 # Interpreters of `test-matrix`, by version or path, and its tests.
 PYTHONS ?= 3.11 3.12 3.13 3.14
-MATRIX ?= tests/results tests/traces tests/policies tests/simulator/test_conformance.py tests/simulator/test_digests.py
+MATRIX ?= tests/results tests/policies/test_policy_contract.py tests/simulator/test_conformance.py tests/simulator/test_digests.py \
+    $(addprefix tests/traces/test_,combine.py demand.py exporters.py packed_texts.py store.py streamed_imports.py)
 # A tool in an environment of its own, which uv keeps in its cache.
 TOOL = $(abspath $(BIN))/uv tool run --python $(abspath $(BIN))/python
 MINI := tracegen/miniature
@@ -165,7 +166,7 @@ wheel-check: wheel           ## a first answer of nothing installed, from dist a
 	  time timeout $(or $(WITHIN),60) $(TOOL) --find-links ../../dist moereplay recommend qwen3-30b-a3b --here && \
 	  $(abspath $(BIN))/uv pip install --quiet --find-links ../../dist --target site moereplay && du -sb site
 
-test-matrix: .venv/dev.stamp  ## rooms that need no torch, on each of PYTHONS with the oldest and the newest dependencies that have wheels for it
+test-matrix: .venv/dev.stamp  ## tests that need no torch, on each of PYTHONS with the oldest and the newest dependencies that have wheels for it
 	for python in $(PYTHONS); do \
 	  $(BIN)/uv python find --no-python-downloads $$python > /dev/null 2>&1 || { echo "left out: no $$python on this machine"; continue; }; \
 	  for end in lowest-direct highest; do at=runs/matrix; \

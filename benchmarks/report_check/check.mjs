@@ -155,7 +155,7 @@ mkdirSync(out, { recursive: true });
 const browser = await puppeteer.launch({ executablePath: chromium, args: ["--no-sandbox", "--disable-dev-shm-usage"] });
 console.log(await browser.version());
 for (const path of pages) {
-  const name = relative(".", path).replace(/\.html$/, "").replaceAll("/", "-");
+  const name = relative(".", path).replace(/^(\.\.\/)+|\.html$/g, "").replaceAll("/", "-");
   console.log(path);
   await asIs(browser, path, name);
   const { page } = await opened(browser, path, 1280, "light");
