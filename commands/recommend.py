@@ -24,6 +24,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.here import here
 from moereplay.simulator.machine import Machine, assembled, of_platform, without_disk
 from moereplay.simulator.platforms import platform
+from moereplay.sweeps import extra
 from moereplay.sweeps.recommend.answer import Answer, answer, keep_answer, none_smaller, prompt_of, surface
 from moereplay.sweeps.recommend.decoding import asked
 from moereplay.sweeps.recommend.draft_replays import asked_of, most_with_drafts, search_with_drafts
@@ -208,6 +209,7 @@ def _answered(
 ) -> None:
     """Answer with the settings of engines."""
     if out is not None:
+        extra("plot", "matplotlib")
         check_output(out)
     machine = _machine_of(settings, given, parts)
     base = settings.values

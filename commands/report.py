@@ -188,6 +188,7 @@ def plot(
 
     Each figure is written as PNG and SVG, and its numbers as CSV. Figures that the results do not allow are listed.
     """
+    extra("plot", "matplotlib")
     from moereplay.analysis.figures.catalogue import on_page, save, save_caption, save_numbers
 
     width = _inches(files.width) if files.width else None

@@ -31,6 +31,7 @@ from moereplay.results.validation import FILE, QUALITY
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import plan, replay
+from moereplay.sweeps import extra
 from moereplay.sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
 from moereplay.tracegen.errors import RecordError, require_torch
 from moereplay.tracegen.folder import Folder, located
@@ -95,6 +96,7 @@ def validate(
     configs = settings.of_presets({}) if settings.preset else _configs(sets, settings)
     _check(opened, configs)
     if out:
+        extra("plot", "matplotlib")
         check_output(out / FILE)
     tolerances = Tolerances(hit_rate=allowed.tolerance_hit_rate, time=allowed.tolerance_time)
     stored = as_recorded(opened, model.dtype, model.device_map)

@@ -261,10 +261,24 @@ def test_what_cannot_be_done_is_said_in_a_line(words: tuple[str, ...], said: str
     assert not (tmp_path / "a.html").exists()
 
 
-def test_a_missing_package_is_named(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-    ended = moereplay("report", grid, "--out", tmp_path / "a.html")
-    assert ended.returncode == 2 and "[report]" in ended.stderr
+@every(
+    "words, package",
+    [
+        (("report", "{grid}", "--out", "{out}/a.html"), "vl_convert"),
+        (("plot", "{grid}", "--out", "{out}"), "matplotlib"),
+        (("recommend", "olmoe-1b-7b", "--gpu", "RTX 3090", "--ram", "64GB", "--out", "{out}"), "matplotlib"),
+        (("paper", "specmd", "miniature", "--out", "{out}"), "matplotlib"),
+    ],
+    apart=True,
+)
+def test_a_missing_package_is_named(
+    words: tuple[str, ...], package: str, grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    ended = moereplay(*(word.format(grid=grid, out=tmp_path) for word in words))
+    extra = "report" if package == "vl_convert" else "plot"
+    assert ended.returncode == 2 and f"missing package {package}: pip install " in ended.stderr
+    assert f"[{extra}]" in ended.stderr and not list(tmp_path.iterdir())
 
 
 OWN = '''"""Most recently used: the newest last use leaves."""

@@ -25,7 +25,7 @@ PAGES = (
 )
 #: What an indented line begins with if it is a command and not a part of a file.
 PROGRAMS = ("moereplay ", "make ", "python", "pip ", ".venv/bin/")
-FENCE = re.compile(r"\s*```(\w*)$")
+FENCE = re.compile(r"\s*```([\w{}-]*)$")
 NOT_SHARED = ("runs", ".venv", ".git")
 
 
@@ -97,7 +97,7 @@ def _printed(lines: list[str]) -> list[Command | Shown]:
 
 #: By the word after the fence; other blocks are files, code and tables.
 READERS: dict[str, Callable[[list[str]], list[Command | Shown]]] = {
-    **dict.fromkeys(("plain", "python", "toml", "sql", "json", "bibtex"), lambda lines: []),
+    **dict.fromkeys(("plain", "python", "toml", "yaml", "{eval-rst}", "sql", "json", "bibtex"), lambda lines: []),
     "sh": _typed,
     "console": _session,
     "text": _printed,
