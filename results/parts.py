@@ -16,11 +16,13 @@ import io
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import polars as pl
+from polars.io.plugins import register_io_source
 
 from moereplay.results.counters import heading_of
 from moereplay.results.errors import ResultError
@@ -71,13 +73,17 @@ class StoredPart:
     path: Path
     provenance: Mapping[str, Any]
 
-    def frame(self, name: str) -> pl.DataFrame | None:
-        """Return a table, None if the part has none. Raises PartError if it is damaged, missing or not a table."""
+    def frame(self, name: str, columns: Collection[str] = ()) -> pl.DataFrame | None:
+        """Return a table, or some columns of it; None if the part has none.
+
+        Raises PartError if it is damaged, missing or not a table.
+        """
         data = self._content(name)
         if data is None:
             return None
         try:
-            table = pl.read_parquet(io.BytesIO(data))
+            there = [each for each in pl.read_parquet_schema(io.BytesIO(data)) if each in columns] or None
+            table = pl.read_parquet(io.BytesIO(data), columns=there)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
             raise PartError(f"{self.path}: its {name} cannot be read as Parquet; remove it and replay again") from None
         if lacking := [key for key in ORDER[name] if key not in table.columns]:
@@ -261,6 +267,28 @@ def frame_bytes(frame: pl.DataFrame) -> bytes:
     file = io.BytesIO()
     frame.rechunk().write_parquet(file, compression="zstd", row_group_size=ROWS_PER_GROUP)
     return file.getvalue()
+
+
+def streamed_bytes(frames: Iterator[pl.DataFrame]) -> bytes:
+    """Return the same file of a table that comes in frames, which are not in memory together; empty without a row."""
+    first = next(frames)
+    if first.is_empty():
+        return b""
+    file, groups = io.BytesIO(), _in_groups(chain([first], frames))
+    table = register_io_source(lambda *_: groups, schema=first.schema)
+    table.sink_parquet(file, compression="zstd", row_group_size=ROWS_PER_GROUP)
+    return file.getvalue()
+
+
+def _in_groups(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """Yield the same rows in frames of a row group each."""
+    left: list[pl.DataFrame] = []
+    for frame in frames:
+        rows = pl.concat([*left, frame])
+        whole = len(rows) - len(rows) % ROWS_PER_GROUP
+        yield from (rows[at : at + ROWS_PER_GROUP].rechunk() for at in range(0, whole, ROWS_PER_GROUP))
+        left = [rows[whole:]]
+    yield from (rows.rechunk() for rows in left if len(rows))
 
 
 def latencies(requests: Sequence[Mapping[str, Any]]) -> Row:
