@@ -10,7 +10,7 @@ import polars as pl
 
 from moereplay.analysis.comparisons import PARTS, READ, estimate
 from moereplay.analysis.verdict import Entry, lines
-from moereplay.results.counters import BY_LAYER, DECODED, ENERGY, expressions
+from moereplay.results.counters import BY_LAYER, DECODE, DECODED, ENERGY, expressions
 from moereplay.results.errors import unknown
 from moereplay.results.read import fields, runs
 from moereplay.results.remarks import synthetic_of
@@ -39,7 +39,9 @@ def measured(frame: pl.DataFrame, figures: Sequence[str] = ()) -> pl.DataFrame:
     Intervals of `figures` are columns too (`with_ends`).
     """
     ends = _ends(frame, figures)
-    derived = [*_times(frame), *expressions(fields_of(frame.schema["about"]))]
+    known = {"per_layer", DECODE} & {*frame.columns}  # neither where no platform has watts
+    facts = fields_of(frame.schema["about"]) if known else ()
+    derived = [*_times(frame), *expressions(facts, summed=DECODE in known)]
     tidy = runs(frame).with_columns(*frame.select(derived).get_columns(), *ends)
     limit = 1 - pl.when(pl.col("bound_accesses") != 0).then(pl.col("bound_compulsory") / pl.col("bound_accesses"))
     made = _with_metrics(tidy, [name for name in DOCUMENTED if name in METRICS and name not in tidy.columns])
@@ -187,8 +189,7 @@ def rows_of(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
     kept = frame["per_request"][at]
     if kept is None or not len(kept):
         return []
-    rows = kept.struct.unnest()
-    return rows.select(name for name in READ if name in rows.columns).to_dicts()
+    return [{name: row[name] for name in READ if name in row} for row in kept.to_list()]
 
 
 def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFrame:

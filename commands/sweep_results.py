@@ -26,7 +26,7 @@ from moereplay.results.files import csv_text
 from moereplay.results.read import label_of, routing_of, seconds_of
 from moereplay.results.remarks import bracketed
 from moereplay.results.settings import POLICIES
-from moereplay.results.stored import SHOWN, errors, load
+from moereplay.results.stored import REQUESTS, errors, load
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.parts import READERS, all_of
 from moereplay.sweeps.store import place_of
@@ -124,7 +124,7 @@ def _failed(folder: Path) -> _Page:
 
 
 def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen: Foreseen, ends: bool) -> _Page:
-    frame, said = foreseen.with_forecasts(load(folder, where, SHOWN))
+    frame, said = foreseen.with_forecasts(load(folder, where, REQUESTS))
     ranking, found = with_latencies(ranked(frame, by, ends and not group_by), frame, ends), checks.load(folder)
     heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}; seconds: {seconds_of(frame)}"
     groups = [name.strip() for name in group_by.split(",")] if group_by else []
@@ -168,7 +168,7 @@ def sweep_compare(
 
     A difference is ONE minus the row, with its 95 % CI; p_holm is corrected for the number of rows.
     """
-    frame = load(place_of(results).local(), where or [], SHOWN)
+    frame = load(place_of(results).local(), where or [], REQUESTS | {"layers": ("layer",)})
     found = beside(frame, one, by, foresight(), deciding())
     if as_csv or as_json:
         print(csv(found.rows) if as_csv else "\n".join(map(json_text, found.rows)))

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from moereplay.results.counters import COUNTERS, PHASE, REQUEST_TIMES, SPENT, heading_of
+from moereplay.results.counters import COUNTERS, DECODE, IDLE, PHASE, REQUEST_TIMES, SPENT, heading_of
 from moereplay.results.errors import ResultError
 from moereplay.results.files import check_columns, check_digests, read_rows
 from moereplay.results.parts import PROVENANCE, SWEEP_VERSION, PartError, latencies, older_files, stored_parts
@@ -164,15 +164,14 @@ def sources(folder: Path) -> list[Source]:
 LISTS = {"layers": "per_layer", "requests": "per_request", "request_layers": "per_request_layer"}
 EVERYTHING: Mapping[str, Collection[str]] = dict.fromkeys(LISTS, ())
 _COUNTED = ("accesses", "misses", "collisions")
-_SPENT = dict.fromkeys((*PHASE, *(name for names in SPENT.values() for name in names)))
-#: Columns that figures, rankings and comparisons read of the rows of configurations: a tenth of all.
+#: Columns that figures, rankings and comparisons read of the rows of configurations: a fifth of all.
 READ = {
-    "layers": ("layer", "phase", *_COUNTED, *_SPENT),
+    "layers": ("layer", "phase", *_COUNTED),
     "requests": ("request", *REQUEST_TIMES, "hits", "late", *_COUNTED),
     "request_layers": ("request", "layer", "phase", *_COUNTED),
 }
-#: The same for tables, which show no layers.
-SHOWN = {name: READ[name] for name in ("layers", "requests")}
+REQUESTS = {"requests": READ["requests"]}
+_OF_ENERGY = dict.fromkeys((*PHASE, *(name for names in SPENT.values() for name in names)))
 
 
 def load(
@@ -180,7 +179,8 @@ def load(
 ) -> pl.DataFrame:
     """Load every replayed configuration once, sorted by identity; those that meet all `conditions` (`read.filtered`).
 
-    `columns` names the tables of rows of configurations that are loaded, and what of each; all of it if empty.
+    `columns` names the tables of rows of configurations that are loaded, and what of each; all of it if empty. Without
+    layers, a column `decode` has the sums that energy needs, if a platform has watts.
     `latency` is what per-request rows add up to, or would, had a sweep kept them.
 
     Raises ResultError if a source is broken, there is no result, or none meets the conditions.
@@ -205,10 +205,33 @@ def load(
         pl.struct(*totals, "time_ns", "lifetime").alias("totals"),
         pl.struct([name for name in LATENCIES if name != "requests"]).alias("latency"),
     )
-    nested = filtered(_joined(nested, _bounds(found), "bound"), conditions)
+    nested = filtered(_joined(nested, _bounds(found), "bound"), conditions).drop("identity", "bound")
+    if "layers" not in columns and nested["about"].struct.field(IDLE).count():
+        nested = _with(nested, _decoded(found))
+    return with_rows(nested, found, columns)
+
+
+def with_rows(frame: pl.DataFrame, found: Sequence[Source], columns: Mapping[str, Collection[str]]) -> pl.DataFrame:
+    """Return configurations with their rows of these tables as lists, null where none are stored; see `load`."""
     for name, own in columns.items():
-        nested = _joined(nested, _lists(found, name, own, nested["identity"]), "identity")
-    return nested.drop("identity", "bound")
+        frame = _with(frame, _lists(found, name, own, frame["about"].struct.field("identity")))
+    return frame
+
+
+def _with(frame: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
+    named = frame.with_columns(pl.col("about").struct.field("identity"))
+    return _joined(named, right, "identity").drop("identity")
+
+
+def _decoded(found: Sequence[Source]) -> pl.DataFrame:
+    """Return a row per configuration with the sums of its layers' decode rows that energy is computed from."""
+    sums = [
+        rows.filter(pl.col("phase") == DECODE)
+        .group_by("identity")
+        .agg(pl.struct(pl.col(*_OF_ENERGY).sum()).alias(DECODE))
+        for rows in frames_of(found, "layers", ("phase", *_OF_ENERGY))
+    ]
+    return pl.concat(sums)
 
 
 def _with_routing(table: pl.DataFrame) -> pl.DataFrame:
