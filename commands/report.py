@@ -19,11 +19,11 @@ from moereplay.policies.contract import PolicyError
 from moereplay.policies.grammar import foresight
 from moereplay.results import checks, curves, measured, quality, validation
 from moereplay.results.errors import ResultError, check_output
-from moereplay.results.read import filtered, runs
+from moereplay.results.read import runs
 from moereplay.results.remarks import bracketed
 from moereplay.results.serving import parse_level
 from moereplay.results.settings import OF_CURVES, SETTINGS
-from moereplay.results.stored import errors, load, sources
+from moereplay.results.stored import LAYERED, READ, REQUESTS, errors, load, sources, with_rows
 from moereplay.simulator.bounds import remarks
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
@@ -68,11 +68,13 @@ def report(
 def _material(folder: Path, given: Sequence[Path], where: Sequence[str]) -> Material:
     lines = curves.load(folder)
     alone = not lines.is_empty() and not any(folder.glob("part-*"))
-    frame = pl.DataFrame() if alone else filtered(load(folder), where)
-    provenances = [dict(each.provenance) for each in sources(folder)]
+    frame = pl.DataFrame() if alone else load(folder, where, REQUESTS)
+    found = sources(folder)
+    provenances = [dict(each.provenance) for each in found]
     traces = _traces(_digests(frame, lines if alone else None), provenances, given)
     return Material(
         frame=frame,
+        layered=lambda rows: with_rows(rows, found, LAYERED),
         curves=lines,
         failed=0 if alone else len(errors(folder)),
         checks=_of(checks.load(folder), frame),
@@ -88,12 +90,12 @@ def _digests(frame: pl.DataFrame, curves: pl.DataFrame | None) -> list[str]:
     """Return the digests of the traces of the rows."""
     if curves is not None:
         return curves["trace"].unique().sort().to_list()
-    return sorted({about["trace"] for about in frame["about"].to_list()})
+    return frame["about"].struct.field("trace").unique().sort().to_list()
 
 
 def _of(found: Sequence[Any], frame: pl.DataFrame) -> list[Any]:
     """Return the checks of these rows."""
-    known = set() if frame.is_empty() else {about["identity"] for about in frame["about"].to_list()}
+    known = set() if frame.is_empty() else set(frame["about"].struct.field("identity"))
     return [check for check in found if check.identity in known]
 
 
@@ -275,5 +277,5 @@ def _curve(folder: str, rows: pl.DataFrame) -> str:
 
 def _replays(folder: Path, where: list[str], live: Path | None) -> pl.DataFrame:
     """Load the replays of a folder, with checks and forecasts."""
-    rows = with_checks(filtered(load(folder), where), checks.load(folder))
+    rows = with_checks(load(folder, where, READ), checks.load(folder))
     return with_forecasts(rows, forecast_of(live)) if live else rows

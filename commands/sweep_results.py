@@ -134,7 +134,10 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
         rows=means(frame, groups, by) if groups else forecast_columns(check_columns(ranking, found), frame),
         heading=[heading, *routing_of(frame), shared(frame), *said, f"best {by} first"],
         brief=[heading, *routing_of(frame)],
-        checked=[*bracketed(frame.select("bounds").iter_rows(named=True)), *summary(found, candidates_of(frame))],
+        checked=[
+            *bracketed(frame.select("bounds").iter_rows(named=True)),
+            *(summary(found, candidates_of(frame)) if found else []),
+        ],
         best=[] if group_by else judged(frame, foresight()),
     )
 

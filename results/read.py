@@ -89,7 +89,13 @@ def label_of(frame: pl.DataFrame) -> str:
 
 def routing_of(frame: pl.DataFrame) -> list[str]:
     """Return the caution about synthetic routing, if the routing of any row is synthetic."""
-    return assumptions(map(synthetic_of, frame["about"].to_list()))
+    return assumptions(map(synthetic_of, routings(frame).unique().iter_rows(named=True)))
+
+
+def routings(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the facts of each row that `synthetic_of` reads."""
+    about = frame["about"].struct.unnest()
+    return about.select(name for name in ("synthetic", "model") if name in about.columns)
 
 
 def seconds_of(frame: pl.DataFrame) -> str:

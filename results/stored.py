@@ -170,7 +170,7 @@ READ = {
     "requests": ("request", *REQUEST_TIMES, "hits", "late", *_COUNTED),
     "request_layers": ("request", "layer", "phase", *_COUNTED),
 }
-REQUESTS = {"requests": READ["requests"]}
+REQUESTS, LAYERED = ({name: READ[name] for name in names} for names in (("requests",), ("layers", "request_layers")))
 _OF_ENERGY = dict.fromkeys((*PHASE, *(name for names in SPENT.values() for name in names)))
 
 
@@ -180,7 +180,7 @@ def load(
     """Load every replayed configuration once, sorted by identity; those that meet all `conditions` (`read.filtered`).
 
     `columns` names the tables of rows of configurations that are loaded, and what of each; all of it if empty. Without
-    layers, a column `decode` has the sums that energy needs, if a platform has watts.
+    all of layers, a column `decode` has the sums that energy needs, if a platform has watts.
     `latency` is what per-request rows add up to, or would, had a sweep kept them.
 
     Raises ResultError if a source is broken, there is no result, or none meets the conditions.
@@ -206,7 +206,7 @@ def load(
         pl.struct([name for name in LATENCIES if name != "requests"]).alias("latency"),
     )
     nested = filtered(_joined(nested, _bounds(found), "bound"), conditions).drop("identity", "bound")
-    if "layers" not in columns and nested["about"].struct.field(IDLE).count():
+    if columns.get("layers") != () and nested["about"].struct.field(IDLE).count():
         nested = _with(nested, _decoded(found))
     return with_rows(nested, found, columns)
 
