@@ -24,7 +24,7 @@ from typing import Any
 import polars as pl
 from polars.io.plugins import register_io_source
 
-from moereplay.results.counters import heading_of
+from moereplay.results.counters import COUNTERS, heading_of
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Result, Row, prefill_times, request_times
 from moereplay.results.schema import FACTS, IN_FULL, ORDER, table_schemas, with_settings
@@ -249,12 +249,15 @@ def part_of(result: Result, bound: str | None, counted: Mapping[str, int | None]
     return Part({name: to_parquet(table, schemas[name]) for name, table in rows.items() if table} | layered, holds)
 
 
+_REQUEST_LAYERS = table_schemas()["request_layers"]
+
+
 def by_layer_of(result: Result) -> pl.DataFrame:
     """Return the table `request_layers` of a result: columns, because rows as dictionaries would take longer."""
-    schema, columns = table_schemas()["request_layers"], _counters(result.request_layers)
-    own = pl.DataFrame(columns, schema={name: schema[name] for name in columns})
-    about = key(result.about["identity"]).items()
-    return own.select(*(pl.lit(value, schema[name]).alias(name) for name, value in about), pl.all())
+    many = len(result.request_layers["request"])
+    about = {name: [value] * many for name, value in key(result.about["identity"]).items()}
+    columns = about | _counters(result.request_layers)
+    return pl.DataFrame(columns, schema={name: _REQUEST_LAYERS[name] for name in columns})
 
 
 def to_parquet(rows: Iterable[Row], schema: pl.Schema) -> bytes:
@@ -315,5 +318,8 @@ def _each(identity: str, rows: Iterable[Row]) -> list[Row]:
     return [key(identity) | _counters(row) for row in rows]
 
 
+_HEADINGS = {name: heading_of(name) for name in COUNTERS}
+
+
 def _counters(row: Mapping[str, Any]) -> Row:
-    return {heading_of(name): value for name, value in row.items()}
+    return {_HEADINGS.get(name, name): value for name, value in row.items()}
