@@ -34,6 +34,16 @@ def runs(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def settings(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return one tidy row per configuration, without counters."""
+    return frame.select(_identifying(frame))
+
+
+def phases(frame: pl.DataFrame) -> set[str]:
+    """Return the phases that any row of a layer has."""
+    return set(frame["per_layer"].explode(empty_as_null=False).struct.field("phase").drop_nulls().unique())
+
+
 def layers(frame: pl.DataFrame) -> pl.DataFrame:
     """Return a tidy row per configuration, layer and phase ("prefill", "decode"); phases without steps have none."""
     return _exploded(frame, "per_layer")
