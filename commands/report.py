@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -244,7 +245,7 @@ def _drawn(
         others.pop(CURVES_ALONE)
         return Drawn([(CURVES_ALONE, draw_curves(lines))], {} if names else others)
     rows = _replays(folder, where, live)
-    drawn = draw_all(rows, names, lines, parse_level(slo) if slo else None)
+    drawn = draw_all(rows, names, lines, parse_level(slo) if slo else None, partial(_with_request_layers, folder))
     if names is None and "all" not in runs(rows)["arrivals"]:
         drawn.left_out["curves"] = "no curve holds for requests that arrive: which passes there are depends on times"
     elif lines.is_empty() and names is None and folder == Path(source).absolute():  # a store of objects holds no curves
@@ -277,5 +278,11 @@ def _curve(folder: str, rows: pl.DataFrame) -> str:
 
 def _replays(folder: Path, where: list[str], live: Path | None) -> pl.DataFrame:
     """Load the replays of a folder, with checks and forecasts."""
-    rows = with_checks(load(folder, where, READ), checks.load(folder))
+    few = {name: READ[name] for name in ("layers", "requests")}
+    rows = with_checks(load(folder, where, few), checks.load(folder))
     return with_forecasts(rows, forecast_of(live)) if live else rows
+
+
+def _with_request_layers(folder: Path, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add rows by request and layer, which figures read of the configurations that they draw."""
+    return with_rows(rows, sources(folder), {"request_layers": READ["request_layers"]})

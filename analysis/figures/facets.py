@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import polars as pl
@@ -21,6 +21,8 @@ from moereplay.results.remarks import bracketed, one_label, synthetic_of
 from moereplay.results.settings import POLICIES, bare_names
 from moereplay.traces.passes import prompts_by_token
 
+#: Adds rows by request and layer to some rows of a frame that was loaded without them.
+More = Callable[[pl.DataFrame], pl.DataFrame]
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels on a page
 NARROW_PANELS = 3  #: capacities on a narrow page, stacked
 #: Shared fields in the order in which the subtitle names them.

@@ -12,6 +12,7 @@ from moereplay.analysis.figures.facets import (
     BARS,
     BY_TOKEN,
     Facets,
+    More,
     covered,
     facets,
     joined,
@@ -97,8 +98,10 @@ WITHOUT = {
 }
 
 
-def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str) -> Chart:
+def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str, more: More = lambda rows: rows) -> Chart:
     """Draw a line per eviction policy over layers; a column of panels per capacity, a row per setting.
+
+    `more` adds rows by request and layer to rows of the frame.
 
     Where nothing decodes and prompts run token by token, these passes are drawn in place of decode. Raises ResultError
     if nothing was replayed in that phase, or no layer has a miss (or an access) in it.
@@ -108,7 +111,7 @@ def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str) -> Chart:
         phase = "prefill"
     sums = _sums(frame, phase, f"collisions_per_{per}")
     laid = facets(frame, settings(frame).join(sums, on="identity", how="semi")).columned()
-    laid = replace(laid, rows=_points(frame, laid.rows, sums, phase, f"collisions_per_{per}"))
+    laid = replace(laid, rows=_points(more(_drawn(frame, laid.rows)), laid.rows, sums, phase, f"collisions_per_{per}"))
     drawn = looks(laid.policies)
     absent = f"Layers without any {per} have no point." * bool(laid.rows["value"].null_count())
     definition = f"Collisions: {COUNTERS['collisions'].definition}."
@@ -144,7 +147,7 @@ def _intervals(laid: Facets) -> str:
     )
 
 
-def collisions_in_prefill(frame: pl.DataFrame, per: str) -> Chart:
+def collisions_in_prefill(frame: pl.DataFrame, per: str, more: More = lambda rows: rows) -> Chart:
     """Draw the collisions of prefill passes.
 
     Raises ResultError without a prompt, where `collisions_by_layer` draws these passes, or without a collision.
@@ -154,7 +157,7 @@ def collisions_in_prefill(frame: pl.DataFrame, per: str) -> Chart:
         raise ResultError("prompts run token by token, without a prefill; draw collisions_by_layer")
     if "prefill" in replayed and not _of_phase(frame, "prefill")["collisions"].sum():
         raise ResultError("misses in a prompt's pass are never collisions; draw collisions_by_layer")
-    return collisions_by_layer(frame, phase="prefill", per=per)
+    return collisions_by_layer(frame, phase="prefill", per=per, more=more)
 
 
 def _of_phase(frame: pl.DataFrame, phase: str) -> pl.DataFrame:
@@ -178,9 +181,12 @@ def _sums(frame: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
     return sums
 
 
+def _drawn(frame: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    return frame.filter(pl.col("about").struct.field("identity").is_in(rows["identity"].implode()))
+
+
 def _points(frame: pl.DataFrame, rows: pl.DataFrame, sums: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
     """Return a row per layer of the configurations that are drawn, with `value` and its interval."""
-    drawn = frame.filter(pl.col("about").struct.field("identity").is_in(rows["identity"].implode()))
-    points = with_layer_ends(drawn, rows.join(sums, on="identity"), ratio, phase)
+    points = with_layer_ends(frame, rows.join(sums, on="identity"), ratio, phase)
     points = points.with_columns(pl.col(f"{ratio}{end}").alias(f"value{end}") for end in ("", LOW, HIGH, WHY))
     return points.sort("identity", "layer")
