@@ -289,9 +289,14 @@ def _in_groups(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
     for frame in frames:
         rows = pl.concat([*left, frame])
         whole = len(rows) - len(rows) % ROWS_PER_GROUP
-        yield from (rows[at : at + ROWS_PER_GROUP].rechunk() for at in range(0, whole, ROWS_PER_GROUP))
-        left = [rows[whole:]]
-    yield from (rows.rechunk() for rows in left if len(rows))
+        yield from (_copied(rows, at, ROWS_PER_GROUP) for at in range(0, whole, ROWS_PER_GROUP))
+        left = [_copied(rows, whole, len(rows) - whole)]
+    yield from (rows for rows in left if len(rows))
+
+
+def _copied(rows: pl.DataFrame, at: int, many: int) -> pl.DataFrame:
+    """Return rows without those around them in memory, by whose lists polars would divide theirs into pages."""
+    return rows.select(pl.all().gather(pl.int_range(at, at + many)))
 
 
 def latencies(requests: Sequence[Mapping[str, Any]]) -> Row:

@@ -257,8 +257,8 @@ def table_of(found: Iterable[Source], name: str) -> pl.DataFrame:
     return pl.concat(frames_of(found, name), rechunk=True)  # in one chunk, as in `together`
 
 
-#: Values of a table that are in memory at once: 16 MB. Other rows are packed.
-MOST_VALUES = 1 << 21
+#: Values of a table that are in memory at once: 8 MB. Other rows are packed.
+MOST_VALUES = 1 << 20
 
 
 def frames_of(
@@ -280,23 +280,22 @@ def frames_of(
         layouts.append((each.path, table.schema))
         held.append(table if only is None else table.filter(pl.col("identity").is_in(only.implode())))
         if sum(own.height * own.width for own in held) > MOST_VALUES:
-            _pack(held, packed)
+            _pack(together(schema_of(base, layouts), held), packed)
+            held.clear()
     schema = schema_of(base, layouts)
     if packed:
-        _pack(held, packed)
+        _pack(together(schema, held), packed)
     for group in sorted(packed) or [""]:
         frames = [pl.read_ipc(io.BytesIO(data)) for data in packed.pop(group)] if group else held
         yield _once(with_tokens(together(schema, frames)), name)
 
 
-def _pack(held: list[pl.DataFrame], packed: dict[str, list[bytes]]) -> None:
-    """Move rows to those of their group, by the first digit of the identity, compressed."""
-    for frame in held:
-        for (group,), rows in frame.group_by(pl.col("identity").str.head(1)):
-            file = io.BytesIO()
-            rows.write_ipc(file, compression="zstd")
-            packed.setdefault(str(group), []).append(file.getvalue())
-    held.clear()
+def _pack(rows: pl.DataFrame, packed: dict[str, list[bytes]]) -> None:
+    """Add rows to those of their group, by the first digit of the identity, compressed."""
+    for (group,), own in rows.group_by(pl.col("identity").str.head(1)):
+        file = io.BytesIO()
+        own.write_ipc(file, compression="zstd")
+        packed.setdefault(str(group), []).append(file.getvalue())
 
 
 def _once(rows: pl.DataFrame, name: str) -> pl.DataFrame:
