@@ -219,7 +219,7 @@ def _damaged(where: object, file: str) -> PartError:
     return PartError(f"{where}/{file} is damaged; remove {where} and replay again")
 
 
-ROWS_PER_GROUP = 1 << 16  #: fixed, so that equal tables are equal bytes
+ROWS_PER_GROUP = 1 << 14  #: fixed, so that equal tables are equal bytes; some 10 MB in memory
 
 Rows = dict[str, list[Row]]
 
