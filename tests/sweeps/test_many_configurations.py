@@ -121,8 +121,8 @@ def test_a_table_in_slices_is_the_whole_table(
     tables: dict[str, pl.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packed rows, those of equal identities together, once each; merged, they are the same bytes."""
-    monkeypatch.setattr(parts, "ROWS_PER_GROUP", 700)
-    folder = made(tmp_path / "some", tables, 250)
+    monkeypatch.setattr(parts, "ROWS_PER_GROUP", 300)
+    folder = made(tmp_path / "some", tables, 120)
     whole, once = load(folder), merge([Folder(folder)], Folder(tmp_path / "whole"))
     monkeypatch.setattr(stored, "MOST_VALUES", 20_000)
     frames = list(stored.frames_of(sources(folder), "layers"))
