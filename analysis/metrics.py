@@ -9,10 +9,10 @@ from typing import Any
 import polars as pl
 
 from moereplay.analysis.comparisons import PARTS, READ, estimate
-from moereplay.analysis.verdict import Entry, lines
-from moereplay.results.counters import BY_LAYER, DECODED, ENERGY, expressions
+from moereplay.analysis.verdict import ALIKE, CONDITIONS, Entry, lines
+from moereplay.results.counters import BY_LAYER, DECODE, DECODED, ENERGY, PHASE, expressions
 from moereplay.results.errors import unknown
-from moereplay.results.read import fields, runs
+from moereplay.results.read import fields, routings, runs
 from moereplay.results.remarks import synthetic_of
 from moereplay.results.result import DOCUMENTED, METRICS, RANKED, RATIOS, TIMES, ranking_column
 from moereplay.results.schema import fields_of
@@ -26,6 +26,9 @@ DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
 #: Said of a table even at their defaults.
 ALWAYS = ("model", "trace", *POLICIES, "platform", "passes")
 SAID = (*ALWAYS, *DEFAULTS)
+#: Settings that verdicts read even where all configurations share them, and the figures that they are on.
+NAMING = (*ALIKE, *CONDITIONS, *POLICIES, "reset")
+JUDGED = ("tokens_per_s", "tpot_ms", "hit_rate")
 
 
 def with_ratios(tidy: pl.DataFrame) -> pl.DataFrame:
@@ -39,7 +42,10 @@ def measured(frame: pl.DataFrame, figures: Sequence[str] = ()) -> pl.DataFrame:
     Intervals of `figures` are columns too (`with_ends`).
     """
     ends = _ends(frame, figures)
-    derived = [*_times(frame), *expressions(fields_of(frame.schema["about"]))]
+    summed = DECODE in frame.columns
+    known = summed or PHASE[0] in fields_of(frame.schema.get("per_layer"))  # neither where no platform has watts
+    facts = fields_of(frame.schema["about"]) if known else ()
+    derived = [*_times(frame), *expressions(facts, summed)]
     tidy = runs(frame).with_columns(*frame.select(derived).get_columns(), *ends)
     limit = 1 - pl.when(pl.col("bound_accesses") != 0).then(pl.col("bound_compulsory") / pl.col("bound_accesses"))
     made = _with_metrics(tidy, [name for name in DOCUMENTED if name in METRICS and name not in tidy.columns])
@@ -115,7 +121,8 @@ def _of_layers(frame: pl.DataFrame, at: int, figure: str, phase: str) -> Iterato
         return
     rows = kept.struct.unnest()
     rows = rows if phase == "both" else rows.filter(pl.col("phase") == phase)
-    sums = rows.group_by("layer", "request", maintain_order=True).agg(pl.col(BY_LAYER).sum())
+    counters = [name for name in BY_LAYER if name in rows.columns]
+    sums = rows.group_by("layer", "request", maintain_order=True).agg(pl.col(counters).sum())
     for (layer,), own in sums.group_by("layer", maintain_order=True):
         found = estimate([requests[row["request"]] | row for row in own.iter_rows(named=True)], figure)
         if found is not None:
@@ -149,9 +156,12 @@ def varying(frame: pl.DataFrame) -> list[str]:
 
 def entries(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[Entry]:
     """Return the configurations of a frame as `analysis/verdict.py` judges them, by identity."""
-    table = measured(frame).select(*fields(frame), "identity", "capacity_bytes", "tokens_per_s", "tpot_ms", "hit_rate")
+    table = measured(frame)
+    alike = [name for name in fields(frame) if name not in NAMING and table[name].n_unique() == 1]
+    kept = [name for name in (*fields(frame), "identity", "capacity_bytes", *JUDGED) if name not in alike]
     bare = {kind: bare_names(table[kind].unique().to_list()) for kind in POLICIES}
-    rows = table.with_row_index("at").sort("identity").iter_rows(named=True)
+    made = [bool(synthetic_of(about)) for about in routings(frame).iter_rows(named=True)]
+    rows = table.select(kept).with_row_index("at").sort("identity").iter_rows(named=True)
     return [
         Entry(
             row | {kind: names[row[kind]] for kind, names in bare.items()},
@@ -159,7 +169,7 @@ def entries(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] =
             row["hit_rate"],
             partial(rows_of, frame, row["at"]),
             foresees(row),
-            bool(synthetic_of(frame["about"][row["at"]])),
+            made[row["at"]],
         )
         for row in rows
     ]
@@ -179,7 +189,7 @@ def samples(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
 
     None if they were not stored, or for synthetic routing, whose spread is only that of its generator.
     """
-    return [] if synthetic_of(frame["about"][at]) else rows_of(frame, at)
+    return [] if synthetic_of(routings(frame).row(at, named=True)) else rows_of(frame, at)
 
 
 def rows_of(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
@@ -187,8 +197,7 @@ def rows_of(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
     kept = frame["per_request"][at]
     if kept is None or not len(kept):
         return []
-    rows = kept.struct.unnest()
-    return rows.select(name for name in READ if name in rows.columns).to_dicts()
+    return [{name: row[name] for name in READ if name in row} for row in kept.to_list()]
 
 
 def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFrame:

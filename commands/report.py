@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -19,11 +20,11 @@ from moereplay.policies.contract import PolicyError
 from moereplay.policies.grammar import foresight
 from moereplay.results import checks, curves, measured, quality, validation
 from moereplay.results.errors import ResultError, check_output
-from moereplay.results.read import filtered, runs
+from moereplay.results.read import runs
 from moereplay.results.remarks import bracketed
 from moereplay.results.serving import parse_level
 from moereplay.results.settings import OF_CURVES, SETTINGS
-from moereplay.results.stored import errors, load, sources
+from moereplay.results.stored import LAYERED, READ, REQUESTS, errors, load, sources, with_rows
 from moereplay.simulator.bounds import remarks
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
@@ -68,11 +69,13 @@ def report(
 def _material(folder: Path, given: Sequence[Path], where: Sequence[str]) -> Material:
     lines = curves.load(folder)
     alone = not lines.is_empty() and not any(folder.glob("part-*"))
-    frame = pl.DataFrame() if alone else filtered(load(folder), where)
-    provenances = [dict(each.provenance) for each in sources(folder)]
+    frame = pl.DataFrame() if alone else load(folder, where, REQUESTS)
+    found = sources(folder)
+    provenances = [dict(each.provenance) for each in found]
     traces = _traces(_digests(frame, lines if alone else None), provenances, given)
     return Material(
         frame=frame,
+        layered=lambda rows: with_rows(rows, found, LAYERED),
         curves=lines,
         failed=0 if alone else len(errors(folder)),
         checks=_of(checks.load(folder), frame),
@@ -88,12 +91,12 @@ def _digests(frame: pl.DataFrame, curves: pl.DataFrame | None) -> list[str]:
     """Return the digests of the traces of the rows."""
     if curves is not None:
         return curves["trace"].unique().sort().to_list()
-    return sorted({about["trace"] for about in frame["about"].to_list()})
+    return frame["about"].struct.field("trace").unique().sort().to_list()
 
 
 def _of(found: Sequence[Any], frame: pl.DataFrame) -> list[Any]:
     """Return the checks of these rows."""
-    known = set() if frame.is_empty() else {about["identity"] for about in frame["about"].to_list()}
+    known = set() if frame.is_empty() else set(frame["about"].struct.field("identity"))
     return [check for check in found if check.identity in known]
 
 
@@ -243,7 +246,7 @@ def _drawn(
         others.pop(CURVES_ALONE)
         return Drawn([(CURVES_ALONE, draw_curves(lines))], {} if names else others)
     rows = _replays(folder, where, live)
-    drawn = draw_all(rows, names, lines, parse_level(slo) if slo else None)
+    drawn = draw_all(rows, names, lines, parse_level(slo) if slo else None, partial(_with_request_layers, folder))
     if names is None and "all" not in runs(rows)["arrivals"]:
         drawn.left_out["curves"] = "no curve holds for requests that arrive: which passes there are depends on times"
     elif lines.is_empty() and names is None and folder == Path(source).absolute():  # a store of objects holds no curves
@@ -276,5 +279,11 @@ def _curve(folder: str, rows: pl.DataFrame) -> str:
 
 def _replays(folder: Path, where: list[str], live: Path | None) -> pl.DataFrame:
     """Load the replays of a folder, with checks and forecasts."""
-    rows = with_checks(filtered(load(folder), where), checks.load(folder))
+    few = {name: READ[name] for name in ("layers", "requests")}
+    rows = with_checks(load(folder, where, few), checks.load(folder))
     return with_forecasts(rows, forecast_of(live)) if live else rows
+
+
+def _with_request_layers(folder: Path, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add rows by request and layer, which figures read of the configurations that they draw."""
+    return with_rows(rows, sources(folder), {"request_layers": READ["request_layers"]})

@@ -23,12 +23,12 @@ from moereplay.policies.grammar import deciding, foresight
 from moereplay.results import checks
 from moereplay.results.errors import unknown
 from moereplay.results.files import csv_text
-from moereplay.results.read import filtered, label_of, routing_of, seconds_of
+from moereplay.results.read import label_of, routing_of, seconds_of
 from moereplay.results.remarks import bracketed
 from moereplay.results.settings import POLICIES
-from moereplay.results.stored import errors, load
+from moereplay.results.stored import REQUESTS, errors, load
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.parts import READERS
+from moereplay.sweeps.parts import READERS, all_of
 from moereplay.sweeps.store import place_of
 from moereplay.traces.documents import json_text
 from moereplay.traces.texts import counted
@@ -104,7 +104,7 @@ def _counters(folder: Path, name: str, where: Sequence[str], form: Form, group_b
         raise ConfigError("--table cannot be combined with --group-by")
     if not (form.as_csv or form.as_json):
         raise ConfigError("--table requires --csv or --json")
-    found = READERS[name](filtered(load(folder), where))
+    found = READERS[name](load(folder, where, all_of(name)))
     return found.select(column for column, kind in found.schema.items() if not kind.is_nested())
 
 
@@ -124,7 +124,7 @@ def _failed(folder: Path) -> _Page:
 
 
 def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen: Foreseen, ends: bool) -> _Page:
-    frame, said = foreseen.with_forecasts(filtered(load(folder), where))
+    frame, said = foreseen.with_forecasts(load(folder, where, REQUESTS))
     ranking, found = with_latencies(ranked(frame, by, ends and not group_by), frame, ends), checks.load(folder)
     heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}; seconds: {seconds_of(frame)}"
     groups = [name.strip() for name in group_by.split(",")] if group_by else []
@@ -134,7 +134,10 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
         rows=means(frame, groups, by) if groups else forecast_columns(check_columns(ranking, found), frame),
         heading=[heading, *routing_of(frame), shared(frame), *said, f"best {by} first"],
         brief=[heading, *routing_of(frame)],
-        checked=[*bracketed(frame.select("bounds").iter_rows(named=True)), *summary(found, candidates_of(frame))],
+        checked=[
+            *bracketed(frame.select("bounds").iter_rows(named=True)),
+            *(summary(found, candidates_of(frame)) if found else []),
+        ],
         best=[] if group_by else judged(frame, foresight()),
     )
 
@@ -168,7 +171,7 @@ def sweep_compare(
 
     A difference is ONE minus the row, with its 95 % CI; p_holm is corrected for the number of rows.
     """
-    frame = filtered(load(place_of(results).local()), where or [])
+    frame = load(place_of(results).local(), where or [], REQUESTS | {"layers": ("layer",)})
     found = beside(frame, one, by, foresight(), deciding())
     if as_csv or as_json:
         print(csv(found.rows) if as_csv else "\n".join(map(json_text, found.rows)))

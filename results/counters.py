@@ -219,10 +219,10 @@ def _spent(about: Mapping[str, Any], counted: Mapping[str, Any], time_ns: int) -
     return about[IDLE] * time_ns + sum(parts)
 
 
-def expressions(about: Sequence[str]) -> list[pl.Expr]:
+def expressions(about: Sequence[str], summed: bool = False) -> list[pl.Expr]:
     """Return the same as columns of a frame of results, null where a platform states no watts.
 
-    `about` lists the facts that the frame has.
+    `about` lists the facts that the frame has. `summed`: its column `DECODE` has the sums of its layers' decode rows.
     """
     import polars as pl
 
@@ -233,6 +233,8 @@ def expressions(about: Sequence[str]) -> list[pl.Expr]:
         return pl.col("totals").struct.field(name).fill_null(0)
 
     def of_decode(name: str) -> pl.Expr:
+        if summed:
+            return pl.col(DECODE).struct.field(name)
         rows = pl.element().filter(pl.element().struct.field("phase") == DECODE).struct.field(name)
         return pl.col("per_layer").list.eval(rows).list.sum()
 

@@ -16,13 +16,15 @@ import io
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import polars as pl
+from polars.io.plugins import register_io_source
 
-from moereplay.results.counters import heading_of
+from moereplay.results.counters import COUNTERS, heading_of
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Result, Row, prefill_times, request_times
 from moereplay.results.schema import FACTS, IN_FULL, ORDER, table_schemas, with_settings
@@ -71,13 +73,17 @@ class StoredPart:
     path: Path
     provenance: Mapping[str, Any]
 
-    def frame(self, name: str) -> pl.DataFrame | None:
-        """Return a table, None if the part has none. Raises PartError if it is damaged, missing or not a table."""
+    def frame(self, name: str, columns: Collection[str] = ()) -> pl.DataFrame | None:
+        """Return a table, or some columns of it; None if the part has none.
+
+        Raises PartError if it is damaged, missing or not a table.
+        """
         data = self._content(name)
         if data is None:
             return None
         try:
-            table = pl.read_parquet(io.BytesIO(data))
+            there = [each for each in pl.read_parquet_schema(io.BytesIO(data)) if each in columns] or None
+            table = pl.read_parquet(io.BytesIO(data), columns=there)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
             raise PartError(f"{self.path}: its {name} cannot be read as Parquet; remove it and replay again") from None
         if lacking := [key for key in ORDER[name] if key not in table.columns]:
@@ -213,7 +219,7 @@ def _damaged(where: object, file: str) -> PartError:
     return PartError(f"{where}/{file} is damaged; remove {where} and replay again")
 
 
-ROWS_PER_GROUP = 1 << 16  #: fixed, so that equal tables are equal bytes
+ROWS_PER_GROUP = 1 << 14  #: fixed, so that equal tables are equal bytes; some 10 MB in memory
 
 Rows = dict[str, list[Row]]
 
@@ -243,12 +249,15 @@ def part_of(result: Result, bound: str | None, counted: Mapping[str, int | None]
     return Part({name: to_parquet(table, schemas[name]) for name, table in rows.items() if table} | layered, holds)
 
 
+_REQUEST_LAYERS = table_schemas()["request_layers"]
+
+
 def by_layer_of(result: Result) -> pl.DataFrame:
     """Return the table `request_layers` of a result: columns, because rows as dictionaries would take longer."""
-    schema, columns = table_schemas()["request_layers"], _counters(result.request_layers)
-    own = pl.DataFrame(columns, schema={name: schema[name] for name in columns})
-    about = key(result.about["identity"]).items()
-    return own.select(*(pl.lit(value, schema[name]).alias(name) for name, value in about), pl.all())
+    many = len(result.request_layers["request"])
+    about = {name: [value] * many for name, value in key(result.about["identity"]).items()}
+    columns = about | _counters(result.request_layers)
+    return pl.DataFrame(columns, schema={name: _REQUEST_LAYERS[name] for name in columns})
 
 
 def to_parquet(rows: Iterable[Row], schema: pl.Schema) -> bytes:
@@ -261,6 +270,33 @@ def frame_bytes(frame: pl.DataFrame) -> bytes:
     file = io.BytesIO()
     frame.rechunk().write_parquet(file, compression="zstd", row_group_size=ROWS_PER_GROUP)
     return file.getvalue()
+
+
+def streamed_bytes(frames: Iterator[pl.DataFrame]) -> bytes:
+    """Return the same file of a table that comes in frames, which are not in memory together; empty without a row."""
+    first = next(frames)
+    if first.is_empty():
+        return b""
+    file, groups = io.BytesIO(), _in_groups(chain([first], frames))
+    table = register_io_source(lambda *_: groups, schema=first.schema)
+    table.sink_parquet(file, compression="zstd", row_group_size=ROWS_PER_GROUP)
+    return file.getvalue()
+
+
+def _in_groups(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """Yield the same rows in frames of a row group each."""
+    left: list[pl.DataFrame] = []
+    for frame in frames:
+        rows = pl.concat([*left, frame])
+        whole = len(rows) - len(rows) % ROWS_PER_GROUP
+        yield from (_copied(rows, at, ROWS_PER_GROUP) for at in range(0, whole, ROWS_PER_GROUP))
+        left = [_copied(rows, whole, len(rows) - whole)]
+    yield from (rows for rows in left if len(rows))
+
+
+def _copied(rows: pl.DataFrame, at: int, many: int) -> pl.DataFrame:
+    """Return rows without those around them in memory, by whose lists polars would divide theirs into pages."""
+    return rows.select(pl.all().gather(pl.int_range(at, at + many)))
 
 
 def latencies(requests: Sequence[Mapping[str, Any]]) -> Row:
@@ -287,5 +323,8 @@ def _each(identity: str, rows: Iterable[Row]) -> list[Row]:
     return [key(identity) | _counters(row) for row in rows]
 
 
+_HEADINGS = {name: heading_of(name) for name in COUNTERS}
+
+
 def _counters(row: Mapping[str, Any]) -> Row:
-    return {heading_of(name): value for name, value in row.items()}
+    return {_HEADINGS.get(name, name): value for name, value in row.items()}

@@ -34,6 +34,16 @@ def runs(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def settings(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return one tidy row per configuration, without counters."""
+    return frame.select(_identifying(frame))
+
+
+def phases(frame: pl.DataFrame) -> set[str]:
+    """Return the phases that any row of a layer has."""
+    return set(frame["per_layer"].explode(empty_as_null=False).struct.field("phase").drop_nulls().unique())
+
+
 def layers(frame: pl.DataFrame) -> pl.DataFrame:
     """Return a tidy row per configuration, layer and phase ("prefill", "decode"); phases without steps have none."""
     return _exploded(frame, "per_layer")
@@ -89,7 +99,13 @@ def label_of(frame: pl.DataFrame) -> str:
 
 def routing_of(frame: pl.DataFrame) -> list[str]:
     """Return the caution about synthetic routing, if the routing of any row is synthetic."""
-    return assumptions(map(synthetic_of, frame["about"].to_list()))
+    return assumptions(map(synthetic_of, routings(frame).unique().iter_rows(named=True)))
+
+
+def routings(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the facts of each row that `synthetic_of` reads."""
+    about = frame["about"].struct.unnest()
+    return about.select(name for name in ("synthetic", "model") if name in about.columns)
 
 
 def seconds_of(frame: pl.DataFrame) -> str:

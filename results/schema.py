@@ -156,16 +156,22 @@ def with_digests(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.Series("digest", digests, pl.String))
 
 
-def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> pl.DataFrame:
-    """Concatenate frames, with the columns of `base` and of every frame; missing values are null.
+def together(schema: pl.Schema, found: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """Concatenate frames of `schema_of`; missing values are null."""
+    empty = pl.DataFrame(schema=schema)
+    # in one chunk: polars rounds the quotients of a chunk of one row in another way
+    return pl.concat([empty, *(_filled(frame, schema) for frame in found)], rechunk=True)
 
-    Each frame comes with its name for errors. The column order does not depend on the order of the frames.
-    Raises ResultError if a column has different types.
+
+def schema_of(base: pl.Schema, found: Iterable[tuple[object, pl.Schema]]) -> pl.Schema:
+    """Return the columns of `base` and of every layout, in an order that does not depend on that of the layouts.
+
+    Each layout comes with its name for errors. Raises ResultError if a column has different types.
     """
     schema, layouts = base, list[tuple[object, pl.Schema]]()
-    for where, frame in found:
-        if all(frame.schema != known for _, known in layouts):
-            layouts.append((where, frame.schema))
+    for where, layout in found:
+        if all(layout != known for _, known in layouts):
+            layouts.append((where, layout))
     for where, layout in sorted(layouts, key=lambda each: str(each[1])):
         try:
             schema = _joined_fields(schema, layout)
@@ -173,9 +179,7 @@ def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> p
             raise ResultError(
                 f"{where} has unexpected columns: {conflict}; use separate folders for different versions"
             ) from None
-    empty = pl.DataFrame(schema=schema)
-    # in one chunk: polars rounds the quotients of a chunk of one row in another way
-    return pl.concat([empty, *(_filled(frame, schema) for _, frame in found)], rechunk=True)
+    return schema
 
 
 def _filled(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:

@@ -5,7 +5,8 @@ The files that `replay --out` wrote until November 2026 have one nested row each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import io
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +14,11 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from moereplay.results.counters import COUNTERS, heading_of
+from moereplay.results.counters import COUNTERS, DECODE, IDLE, PHASE, REQUEST_TIMES, SPENT, heading_of
 from moereplay.results.errors import ResultError
 from moereplay.results.files import check_columns, check_digests, read_rows
 from moereplay.results.parts import PROVENANCE, SWEEP_VERSION, PartError, latencies, older_files, stored_parts
-from moereplay.results.read import ABOUT_FIELDS
+from moereplay.results.read import ABOUT_FIELDS, filtered
 from moereplay.results.remarks import SYNTHETIC
 from moereplay.results.schema import (
     BOUNDS,
@@ -28,6 +29,7 @@ from moereplay.results.schema import (
     ROWS_VERSION,
     counters_in,
     fields_of,
+    schema_of,
     settings_in,
     table_schemas,
     together,
@@ -65,9 +67,15 @@ class OlderFile:
         except (DocumentError, ValueError, TypeError, OSError, RecursionError):
             raise PartError(f"{path} is damaged; remove it, or {self.path} too and replay again") from None
 
-    def frame(self, name: str) -> pl.DataFrame | None:
-        """Return a table of its rows. Raises ResultError if the file is broken, foreign, or newer than this code."""
-        return self._tables.get(name)
+    def frame(self, name: str, columns: Collection[str] = ()) -> pl.DataFrame | None:
+        """Return a table of its rows, or some columns of it; None if it has none.
+
+        Raises ResultError if the file is broken, foreign, or newer than this code.
+        """
+        table = self._tables.get(name)
+        if table is None or not columns:
+            return table
+        return table.select(each for each in table.columns if each in columns)
 
     @cached_property
     def _tables(self) -> dict[str, pl.DataFrame]:
@@ -142,8 +150,8 @@ class Source(Protocol):
         """Provenance of the source."""
         ...
 
-    def frame(self, name: str) -> pl.DataFrame | None:
-        """Return a table, None if the source has none. Raises ResultError if it is damaged."""
+    def frame(self, name: str, columns: Collection[str] = ()) -> pl.DataFrame | None:
+        """Return a table, or some columns of it; None if the source has none. Raises ResultError if it is damaged."""
         ...
 
 
@@ -152,10 +160,30 @@ def sources(folder: Path) -> list[Source]:
     return [*stored_parts(folder), *stored_files(folder)]
 
 
-def load(folder: Path) -> pl.DataFrame:
-    """Load every replayed configuration once, sorted by identity. Raises ResultError if one is broken or there is none.
+#: Tables of rows of configurations, and the columns that hold them as lists.
+LISTS = {"layers": "per_layer", "requests": "per_request", "request_layers": "per_request_layer"}
+EVERYTHING: Mapping[str, Collection[str]] = dict.fromkeys(LISTS, ())
+_COUNTED = ("accesses", "misses", "collisions")
+#: Columns that figures, rankings and comparisons read of the rows of configurations: a fifth of all.
+READ = {
+    "layers": ("layer", "phase", *_COUNTED),
+    "requests": ("request", *REQUEST_TIMES, "hits", "late", *_COUNTED),
+    "request_layers": ("request", "layer", "phase", *_COUNTED),
+}
+REQUESTS, LAYERED = ({name: READ[name] for name in names} for names in (("requests",), ("layers", "request_layers")))
+_OF_ENERGY = dict.fromkeys((*PHASE, *(name for names in SPENT.values() for name in names)))
 
+
+def load(
+    folder: Path, conditions: Sequence[str] = (), columns: Mapping[str, Collection[str]] = EVERYTHING
+) -> pl.DataFrame:
+    """Load every replayed configuration once, sorted by identity; those that meet all `conditions` (`read.filtered`).
+
+    `columns` names the tables of rows of configurations that are loaded, and what of each; all of it if empty. Without
+    all of layers, a column `decode` has the sums that energy needs, if a platform has watts.
     `latency` is what per-request rows add up to, or would, had a sweep kept them.
+
+    Raises ResultError if a source is broken, there is no result, or none meets the conditions.
     """
     found = sources(folder)
     table = table_of(found, "configurations").filter(pl.col("error").is_null())
@@ -177,11 +205,33 @@ def load(folder: Path) -> pl.DataFrame:
         pl.struct(*totals, "time_ns", "lifetime").alias("totals"),
         pl.struct([name for name in LATENCIES if name != "requests"]).alias("latency"),
     )
-    nested = _joined(nested, _bounds(found), "bound")
-    nested = _joined(nested, _lists(found, "layers", "per_layer"), "identity")
-    nested = _joined(nested, _lists(found, "requests", "per_request"), "identity")
-    by_layer = _lists(found, "request_layers", "per_request_layer")
-    return _joined(nested, by_layer, "identity").drop("identity", "bound")
+    nested = filtered(_joined(nested, _bounds(found), "bound"), conditions).drop("identity", "bound")
+    if columns.get("layers") != () and nested["about"].struct.field(IDLE).count():
+        nested = _with(nested, _decoded(found))
+    return with_rows(nested, found, columns)
+
+
+def with_rows(frame: pl.DataFrame, found: Sequence[Source], columns: Mapping[str, Collection[str]]) -> pl.DataFrame:
+    """Return configurations with their rows of these tables as lists, null where none are stored; see `load`."""
+    for name, own in columns.items():
+        frame = _with(frame, _lists(found, name, own, frame["about"].struct.field("identity")))
+    return frame
+
+
+def _with(frame: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
+    named = frame.with_columns(pl.col("about").struct.field("identity"))
+    return _joined(named, right, "identity").drop("identity")
+
+
+def _decoded(found: Sequence[Source]) -> pl.DataFrame:
+    """Return a row per configuration with the sums of its layers' decode rows that energy is computed from."""
+    sums = [
+        rows.filter(pl.col("phase") == DECODE)
+        .group_by("identity")
+        .agg(pl.struct(pl.col(*_OF_ENERGY).sum()).alias(DECODE))
+        for rows in frames_of(found, "layers", ("phase", *_OF_ENERGY))
+    ]
+    return pl.concat(sums)
 
 
 def _with_routing(table: pl.DataFrame) -> pl.DataFrame:
@@ -203,13 +253,55 @@ def errors(folder: Path) -> pl.DataFrame:
 
 
 def table_of(found: Iterable[Source], name: str) -> pl.DataFrame:
-    """Return one table of all sources, of any versions, in order, without duplicate rows; empty if no part has it.
+    """Return one table of all sources, as `frames_of` gives it; empty if no part has it."""
+    return pl.concat(frames_of(found, name), rechunk=True)  # in one chunk, as in `together`
 
-    Of duplicates, the row with the fewest nulls is kept: a result rather than an error, the counters of a newer
-    version rather than the nulls of an older one. Raises ResultError naming a damaged or foreign source.
+
+#: Values of a table that are in memory at once: 8 MB. Other rows are packed.
+MOST_VALUES = 1 << 20
+
+
+def frames_of(
+    found: Iterable[Source], name: str, columns: Collection[str] = (), only: pl.Series | None = None
+) -> Iterator[pl.DataFrame]:
+    """Yield one table of all sources, of any versions, in order, without duplicate rows: one frame or more.
+
+    `columns` and identities select some of it. A frame has all rows of its identities. Of duplicates, the row with the
+    fewest nulls is kept: a result rather than an error, the counters of a newer version rather than the nulls of an
+    older one. Raises ResultError naming a damaged or foreign source.
     """
-    read = [(each.path, table) for each in found if (table := each.frame(name)) is not None]
-    rows = with_tokens(together(table_schemas()[name], read))
+    wanted = {*ORDER[name], *columns} if columns else ()
+    base = pl.Schema({each: kind for each, kind in table_schemas()[name].items() if not wanted or each in wanted})
+    layouts, held, packed = list[tuple[object, pl.Schema]](), list[pl.DataFrame](), dict[str, list[bytes]]()
+    for each in found:
+        table = each.frame(name, wanted)
+        if table is None:
+            continue
+        layouts.append((each.path, table.schema))
+        held.append(table if only is None else table.filter(pl.col("identity").is_in(only.implode())))
+        if sum(own.height * own.width for own in held) > MOST_VALUES:
+            _pack(together(schema_of(base, layouts), held), packed)
+            held.clear()
+    schema = schema_of(base, layouts)
+    if packed:
+        _pack(together(schema, held), packed)
+    for group in sorted(packed) or [""]:
+        frames = [pl.read_ipc(io.BytesIO(data)) for data in packed.pop(group)] if group else held
+        yield _once(with_tokens(together(schema, frames)), name)
+
+
+def _pack(rows: pl.DataFrame, packed: dict[str, list[bytes]]) -> None:
+    """Add rows to those of their group, by the first digit of the identity, compressed."""
+    for (group,), own in rows.group_by(pl.col("identity").str.head(1)):
+        file = io.BytesIO()
+        own.write_ipc(file, compression="zstd")
+        packed.setdefault(str(group), []).append(file.getvalue())
+
+
+def _once(rows: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return rows in order, without duplicates."""
+    if not rows.select(ORDER[name]).is_duplicated().any():
+        return rows.sort(ORDER[name])
     nulls = pl.sum_horizontal(pl.all().is_null()).alias("nulls")
     spelled = [setting for setting in ("platform", "capacity") if setting in rows.columns]
     best_first = rows.with_columns(nulls).sort(*ORDER[name], "nulls", *spelled).drop("nulls")
@@ -220,12 +312,14 @@ def _bounds(found: Sequence[Source]) -> pl.DataFrame:
     return table_of(found, "bounds").select(pl.col("identity").alias("bound"), pl.struct(list(BOUNDS)).alias("bounds"))
 
 
-def _lists(found: Sequence[Source], table: str, column: str) -> pl.DataFrame:
+def _lists(found: Sequence[Source], name: str, columns: Collection[str], identities: pl.Series) -> pl.DataFrame:
     """Return a row per configuration with its rows of another table as a list, in order."""
-    rows = table_of(found, table).rename(_names(), strict=False)
-    inner = [name for name in rows.columns if name not in ("rows_version", "identity")]
-    grouped = rows.group_by("identity", maintain_order=True)
-    return grouped.agg(pl.struct(inner).alias(column))
+    nested = list[pl.DataFrame]()
+    for rows in frames_of(found, name, columns, identities):
+        inner = pl.struct(pl.all().exclude("rows_version", "identity")).alias(LISTS[name])
+        groups = rows.rename(_names(), strict=False).group_by("identity", maintain_order=True)
+        nested.append(groups.agg(inner))
+    return pl.concat(nested, rechunk=True)
 
 
 def _names() -> dict[str, str]:

@@ -19,8 +19,8 @@ import polars as pl
 from moereplay.policies import files
 from moereplay.results import read
 from moereplay.results.errors import unknown
-from moereplay.results.parts import SWEEP_VERSION, TABLES, Part, frame_bytes, part_of
-from moereplay.results.stored import load, sources, table_of
+from moereplay.results.parts import SWEEP_VERSION, TABLES, Part, part_of, streamed_bytes
+from moereplay.results.stored import frames_of, load, sources
 from moereplay.simulator.bounds import bound_of
 from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig
 from moereplay.simulator.errors import ConfigError
@@ -145,22 +145,24 @@ def merge(places: Sequence[Place], out: Place) -> Merged:
     if empty := [place for place, parts in of_each if not parts]:
         raise ConfigError(f"no results in {empty[0]}; make some with: moereplay sweep run FILE --out {empty[0]}")
     found = [part for _, parts in of_each for part in parts]
-    tables = {name: table_of(found, name) for name in TABLES}
-    part = Part({name: frame_bytes(table) for name, table in tables.items() if len(table)}, _holds(tables))
+    holds: dict[str, list[str]] = {}
+    tables = {name: streamed_bytes(_noted(name, frames_of(found, name), holds)) for name in TABLES}
+    part = Part({name: data for name, data in tables.items() if data}, holds)
     out.store(part, _provenance(each.provenance for each in found))
-    errors = tables["configurations"]["error"].count()
-    return Merged(f"{out}/{part.name}", len(tables["configurations"]) - errors, errors)
+    return Merged(f"{out}/{part.name}", len(holds.get("configuration", ())), len(holds.get("error", ())))
 
 
-def _holds(tables: dict[str, pl.DataFrame]) -> dict[str, list[str]]:
-    made = tables["configurations"]
-    holds = {
-        "configuration": made.filter(pl.col("error").is_null())["identity"].to_list(),
-        "error": made.filter(pl.col("error").is_not_null())["identity"].to_list(),
-        "bound": tables["bounds"]["identity"].to_list(),
-        **{name: tables[name]["identity"].unique().sort().to_list() for name in ("requests", "request_layers")},
-    }
-    return {what: identities for what, identities in holds.items() if identities}
+def _noted(name: str, frames: Iterable[pl.DataFrame], holds: dict[str, list[str]]) -> Iterator[pl.DataFrame]:
+    """Yield the frames of a table, and note the identities that they hold, by kind."""
+    for rows in frames:
+        kinds = {name: rows}
+        if name == "configurations":
+            failed = pl.col("error").is_not_null()
+            kinds = {"configuration": rows.filter(~failed), "error": rows.filter(failed)}
+        for kind, own in {"bound" if kind == "bounds" else kind: own for kind, own in kinds.items()}.items():
+            if len(own) and kind != "layers":
+                holds.setdefault(kind, []).extend(own["identity"].unique(maintain_order=True))
+        yield rows
 
 
 def _provenance(sources: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -186,4 +188,9 @@ def read_results(folder: str | Path, table: str = "runs") -> pl.DataFrame:
     """
     if table not in READERS:
         raise unknown("table", table, READERS)
-    return READERS[table](load(place_of(str(folder)).local()))
+    return READERS[table](load(place_of(str(folder)).local(), columns=all_of(table)))
+
+
+def all_of(table: str) -> dict[str, tuple[str, ...]]:
+    """Return the argument `columns` of `load` for a whole table; "runs" has the rows that are always loaded."""
+    return {} if table == "runs" else {table: ()}

@@ -13,6 +13,7 @@ from moereplay.analysis.checks import COLUMN
 from moereplay.analysis.figures.by_capacity import arrives, curves_alone, unmatched
 from moereplay.analysis.figures.chart import Chart, on_page
 from moereplay.analysis.figures.drawing import KINDS, Picture, rendered, save, save_caption, save_numbers
+from moereplay.analysis.figures.facets import More
 from moereplay.results.errors import ResultError, unknown
 from moereplay.results.serving import Level
 
@@ -45,13 +46,16 @@ class Source(NamedTuple):
     options: Mapping[str, Sequence[str]] = {}  #: name -> values, the first is the default
     curves: bool = False  #: whether it takes curves too
     level: bool = False  #: whether it takes a service level too
+    more: bool = False  #: whether it takes `More` too
 
 
 #: Figures of each kind of results, in the order of reports: replays, then those that were checked or have forecasts,
 #: validations, measured runs, and quality.
 FIGURES = {
-    "collisions_by_layer": Source("misses", {"phase": ("decode", "prefill", "both"), "per": ("miss", "access")}),
-    "collisions_in_prefill": Source("misses", {"per": ("miss", "access")}),
+    "collisions_by_layer": Source(
+        "misses", {"phase": ("decode", "prefill", "both"), "per": ("miss", "access")}, more=True
+    ),
+    "collisions_in_prefill": Source("misses", {"per": ("miss", "access")}, more=True),
     "misses": Source("misses"),
     "hit_rate_by_capacity": Source("by_capacity", curves=True),
     "complete_by_capacity": Source("by_capacity"),
@@ -82,11 +86,16 @@ class Drawn(NamedTuple):
 
 
 def chart(
-    name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, level: Level | None = None, **options: str
+    name: str,
+    frame: pl.DataFrame,
+    curves: pl.DataFrame | None = None,
+    level: Level | None = None,
+    more: More | None = None,
+    **options: str,
 ) -> Chart:
     """Build the named figure from a frame of results of any kind.
 
-    `curves`, the rows of `results.curves.load`, and a service level are for figures that take them.
+    `curves`, the rows of `results.curves.load`, a service level and `more` are for figures that take them.
 
     Raises ResultError for an unknown name, option or value, or naming the missing replays if the rows do not suffice.
     """
@@ -97,15 +106,21 @@ def chart(
         raise ResultError(f"{name} has no results to draw; load a folder of results first")
     source = known[name]
     make = getattr(import_module(f"moereplay.analysis.figures.{source.module}"), name)
-    more = ({"curves": curves} if source.curves else {}) | ({"level": level} if source.level else {})
-    return make(frame, **more, **_chosen(name, source.options, options))
+    given = {"curves": curves} if source.curves else {}
+    given |= ({"level": level} if source.level else {}) | ({"more": more} if source.more and more else {})
+    return make(frame, **given, **_chosen(name, source.options, options))
 
 
 def draw(
-    name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, level: Level | None = None, **options: str
+    name: str,
+    frame: pl.DataFrame,
+    curves: pl.DataFrame | None = None,
+    level: Level | None = None,
+    more: More | None = None,
+    **options: str,
 ) -> Picture:
     """Return the picture of that chart. Raises ResultError as `chart` does."""
-    return rendered(chart(name, frame, curves, level, **options))
+    return rendered(chart(name, frame, curves, level, more, **options))
 
 
 def draw_curves(curves: pl.DataFrame) -> Picture:
@@ -118,17 +133,18 @@ def draw_all(
     names: Sequence[str] | None = None,
     curves: pl.DataFrame | None = None,
     level: Level | None = None,
+    more: More | None = None,
 ) -> Drawn:
     """Draw the named figures, or without names all that these rows allow.
 
     Raises ResultError if a named one cannot be drawn, or without names if none can.
     """
     if names is not None:
-        return Drawn([(name, draw(name, frame, curves, level)) for name in names], {})
+        return Drawn([(name, draw(name, frame, curves, level, more)) for name in names], {})
     drawn, refusals = Drawn([], {}), list[ResultError]()
     for name in _fed_by(frame):
         try:
-            drawn.figures.append((name, draw(name, frame, curves, level)))
+            drawn.figures.append((name, draw(name, frame, curves, level, more)))
         except ResultError as refusal:
             refusals.append(refusal)
             drawn.left_out[name] = str(refusal).removeprefix(f"{name} ")

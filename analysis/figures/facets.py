@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import polars as pl
@@ -16,11 +16,13 @@ from moereplay.analysis.palette import Look
 from moereplay.analysis.tables import DIGITS
 from moereplay.results.counters import PHASES
 from moereplay.results.errors import ResultError
-from moereplay.results.read import fields, layers
+from moereplay.results.read import fields, phases
 from moereplay.results.remarks import bracketed, one_label, synthetic_of
 from moereplay.results.settings import POLICIES, bare_names
 from moereplay.traces.passes import prompts_by_token
 
+#: Adds rows by request and layer to some rows of a frame that was loaded without them.
+More = Callable[[pl.DataFrame], pl.DataFrame]
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels on a page
 NARROW_PANELS = 3  #: capacities on a narrow page, stacked
 #: Shared fields in the order in which the subtitle names them.
@@ -74,7 +76,6 @@ def facets(frame: pl.DataFrame, tidy: pl.DataFrame, checked: str = "hit_rate") -
     """Lay out `tidy`, rows made from `frame`, with the checks of a figure. Raises ResultError if the panels do not fit
     a page.
     """
-    intervals, phases = _intervals(frame), covered(frame)
     bare = {kind: bare_names(tidy[kind].unique().to_list()) for kind in POLICIES if kind in tidy.columns}
     short = tidy.with_columns(
         pl.col("trace").str.head(DIGITS), *(pl.col(kind).replace(names) for kind, names in bare.items())
@@ -101,8 +102,8 @@ def facets(frame: pl.DataFrame, tidy: pl.DataFrame, checked: str = "hit_rate") -
         label=one_label(rows["label"]),
         policies=rows["eviction"].unique().sort().to_list(),
         bound=f"{brackets[0][0].upper()}{brackets[0][1:]}." if brackets else "",
-        covered=phases,
-        intervals=intervals,
+        covered=covered(frame),
+        intervals=_intervals(frame),
         marked=ringed(frame, checked),
         checked=caption(frame, checked),
     )
@@ -174,13 +175,13 @@ def covered(frame: pl.DataFrame, *wanted: str) -> str:
 
     Empty if no row of a layer was stored.
     """
-    names, found = phase_names(frame), set(layers(frame)["phase"])
-    phases = [phase for phase in PHASES if phase in found]
-    shown = [phase for phase in phases if phase in (wanted or phases)]
+    names, found = phase_names(frame), phases(frame)
+    known = [phase for phase in PHASES if phase in found]
+    shown = [phase for phase in known if phase in (wanted or known)]
     words = " and ".join(names[phase] for phase in shown).capitalize()
     if len(shown) > 1:
         return f"{words} together."
-    why = f": {ONLY[phases[0]]}" if len(phases) == 1 else ""
+    why = f": {ONLY[known[0]]}" if len(known) == 1 else ""
     return f"{words} only{why}." if shown else ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 
 from moereplay.analysis.figures.by_capacity import BELADY_NAME
@@ -10,6 +12,7 @@ from moereplay.analysis.figures.facets import (
     BARS,
     BY_TOKEN,
     Facets,
+    More,
     covered,
     facets,
     joined,
@@ -21,7 +24,7 @@ from moereplay.analysis.metrics import HIGH, LOW, WHY, with_ends, with_layer_end
 from moereplay.analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, DASHED, Look, looks
 from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
-from moereplay.results.read import layers, runs
+from moereplay.results.read import phases, runs, settings
 
 #: Column -> its legend, colour and counter, in the order of the stack.
 CAUSES = {
@@ -95,16 +98,20 @@ WITHOUT = {
 }
 
 
-def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str) -> Chart:
+def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str, more: More = lambda rows: rows) -> Chart:
     """Draw a line per eviction policy over layers; a column of panels per capacity, a row per setting.
+
+    `more` adds rows by request and layer to rows of the frame.
 
     Where nothing decodes and prompts run token by token, these passes are drawn in place of decode. Raises ResultError
     if nothing was replayed in that phase, or no layer has a miss (or an access) in it.
     """
-    names, replayed = phase_names(frame), set(layers(frame)["phase"])
+    names, replayed = phase_names(frame), phases(frame)
     if phase == "decode" not in replayed and names["prefill"] == BY_TOKEN:
         phase = "prefill"
-    laid = facets(frame, _points(frame, phase, f"collisions_per_{per}")).columned()
+    sums = _sums(frame, phase, f"collisions_per_{per}")
+    laid = facets(frame, settings(frame).join(sums, on="identity", how="semi")).columned()
+    laid = replace(laid, rows=_points(more(_drawn(frame, laid.rows)), laid.rows, sums, phase, f"collisions_per_{per}"))
     drawn = looks(laid.policies)
     absent = f"Layers without any {per} have no point." * bool(laid.rows["value"].null_count())
     definition = f"Collisions: {COUNTERS['collisions'].definition}."
@@ -140,35 +147,46 @@ def _intervals(laid: Facets) -> str:
     )
 
 
-def collisions_in_prefill(frame: pl.DataFrame, per: str) -> Chart:
+def collisions_in_prefill(frame: pl.DataFrame, per: str, more: More = lambda rows: rows) -> Chart:
     """Draw the collisions of prefill passes.
 
     Raises ResultError without a prompt, where `collisions_by_layer` draws these passes, or without a collision.
     """
-    rows = layers(frame).filter(pl.col("phase") == "prefill")
-    if (
-        not rows.is_empty()
-        and phase_names(frame)["prefill"] == BY_TOKEN
-        and "decode" not in set(layers(frame)["phase"])
-    ):
+    replayed = phases(frame)
+    if replayed == {"prefill"} and phase_names(frame)["prefill"] == BY_TOKEN:
         raise ResultError("prompts run token by token, without a prefill; draw collisions_by_layer")
-    if not rows.is_empty() and not rows["collisions"].sum():
+    if "prefill" in replayed and not _of_phase(frame, "prefill")["collisions"].sum():
         raise ResultError("misses in a prompt's pass are never collisions; draw collisions_by_layer")
-    return collisions_by_layer(frame, phase="prefill", per=per)
+    return collisions_by_layer(frame, phase="prefill", per=per, more=more)
 
 
-def _points(frame: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
-    """Return a row per configuration and layer, summed over phases, with `value` null where undefined."""
-    rows = layers(frame)
-    rows = rows if phase == "both" else rows.filter(pl.col("phase") == phase)
+def _of_phase(frame: pl.DataFrame, phase: str) -> pl.DataFrame:
+    """Return the counters of every configuration and layer in one phase, or in `both`."""
+    counted = pl.col("per_layer").struct
+    rows = frame.select(pl.col("about").struct.field("identity"), "per_layer").explode("per_layer", empty_as_null=False)
+    rows = rows.select("identity", *map(counted.field, ("layer", "phase", "collisions", "misses", "accesses")))
+    return rows.drop_nulls("phase") if phase == "both" else rows.filter(pl.col("phase") == phase)
+
+
+def _sums(frame: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
+    """Return a ratio of every configuration and layer, summed over phases; null where undefined."""
+    rows = _of_phase(frame, phase)
     if rows.is_empty():
         raise ResultError(WITHOUT.get(phase, "no result has rows of layers; replay again with moereplay replay"))
-    sums = rows.group_by("identity", "layer").agg(pl.col("collisions", "misses", "accesses").sum())
-    about = rows.drop("layer", "collisions", "misses", "accesses").unique("identity", maintain_order=True)
-    points = with_layer_ends(frame, with_ratios(sums.join(about, on="identity")), ratio, phase)
-    points = points.with_columns(pl.col(f"{ratio}{end}").alias(f"value{end}") for end in ("", LOW, HIGH, WHY))
-    if points["value"].drop_nulls().is_empty():
+    sums = with_ratios(rows.group_by("identity", "layer").agg(pl.col("collisions", "misses", "accesses").sum()))
+    if sums[ratio].drop_nulls().is_empty():
         raise ResultError(
             f"{ratio} is undefined in every layer ({phase}): there are no misses; replay a smaller --capacity"
         )
+    return sums
+
+
+def _drawn(frame: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    return frame.filter(pl.col("about").struct.field("identity").is_in(rows["identity"].implode()))
+
+
+def _points(frame: pl.DataFrame, rows: pl.DataFrame, sums: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
+    """Return a row per layer of the configurations that are drawn, with `value` and its interval."""
+    points = with_layer_ends(frame, rows.join(sums, on="identity"), ratio, phase)
+    points = points.with_columns(pl.col(f"{ratio}{end}").alias(f"value{end}") for end in ("", LOW, HIGH, WHY))
     return points.sort("identity", "layer")

@@ -29,6 +29,7 @@ from moereplay.traces.schema import Trace
 
 #: Settings that all configurations of a case share; results of different cases are never compared.
 SHARED = ("model", "trace", "passes", "platform")
+MOST_SERIES = 16  #: most lines that a reader can distinguish
 #: Place of a configuration in its case, as in a ranking.
 GROUPS = BEST, ALONE, ALIKE, UNSURE, BEHIND, BOUND = (
     "best",
@@ -45,8 +46,8 @@ class Case:
     """The configurations of one trace, schedule of passes and platform, which are compared with one another."""
 
     shared: Mapping[str, Any]  #: values of `SHARED`
-    rows: Sequence[Mapping[str, Any]]  #: tidy, with every metric, sorted by identity
-    entries: Sequence[Entry]  #: in the order of `rows`
+    table: pl.DataFrame  #: tidy rows with every metric, sorted by identity
+    entries: Sequence[Entry]  #: in the order of `table`
     names: Sequence[str]  #: settings that name its configurations
 
     @property
@@ -87,6 +88,26 @@ class Case:
                     groups[identity(rival.entry)] = BEHIND if rival.beside.answer == YES else ALIKE
             groups |= {identity(entry): best for entry in first.tied}
         return groups
+
+    @cached_property
+    def ranked(self) -> list[Entry]:
+        """The entries by standing, and then by the first figure, or the hit rate."""
+        order = {group: place for place, group in enumerate(GROUPS)}
+        figure = self.verdicts[0].figure.name if self.verdicts else FIGURES[-1].name
+        return sorted(
+            self.entries,
+            key=lambda each: (order[self.groups[identity(each)]], -(getattr(each, figure) or 0), identity(each)),
+        )
+
+    @cached_property
+    def drawn(self) -> list[str]:
+        """The lines of figures: the best sets of policies, at any capacity."""
+        return list(dict.fromkeys(self.series(each.settings) for each in self.ranked))[:MOST_SERIES]
+
+    @cached_property
+    def left(self) -> int:
+        """The number of sets of policies that no figure draws."""
+        return len({self.series(each.settings) for each in self.entries}) - len(self.drawn)
 
     @cached_property
     def requests(self) -> int:
@@ -135,12 +156,11 @@ def cases(material: Material) -> list[Case]:
 
 
 def _case(rows: pl.DataFrame, known: Mapping[str, Entry], names: Sequence[str]) -> Case:
-    found = rows.to_dicts()
     inside = [name for name in names if rows[name].n_unique() > 1]
     return Case(
-        shared={name: found[0][name] for name in SHARED},
-        rows=found,
-        entries=[known[row["identity"]] for row in found],
+        shared=rows.select(SHARED).row(0, named=True),
+        table=rows,
+        entries=[known[each] for each in rows["identity"]],
         names=inside or ["eviction"],
     )
 
@@ -168,7 +188,8 @@ class Source(NamedTuple):
 class Material(NamedTuple):
     """Everything that a page is made from. One of `frame` and `curves` may be empty."""
 
-    frame: pl.DataFrame  #: from `results.stored.load`
+    frame: pl.DataFrame  #: from `results.stored.load`, with rows of requests
+    layered: Callable[[pl.DataFrame], pl.DataFrame]  #: adds rows of layers, and of requests and layers, to some of it
     curves: pl.DataFrame  #: from `results.curves.load`
     failed: int  #: configurations without a result
     checks: Sequence[Check]
@@ -186,20 +207,27 @@ Run = dict[str, Any]
 FACTS = ("label", "seconds", "warning", "capacity_forms", "capacity_bytes", "token_cycles", "semantics")
 
 
+#: Configurations of a page, divided among its cases, and the fewest of a case; those that figures draw are all there.
+MOST_RUNS, LEAST_RUNS = 300, 5
+
+
 def runs(cases: Sequence[Case], material: Material) -> list[Run]:
-    """Return all runs, case by case, by standing and then by figure."""
-    stored = {row["about"]["identity"]: row for row in material.frame.iter_rows(named=True)} if cases else {}
-    return [run for at, case in enumerate(cases) for run in _of_case(at, case, stored, material)]
+    """Return the runs of a page, case by case, by standing and then by figure: the first, and all that figures draw."""
+    most = max(LEAST_RUNS, MOST_RUNS // max(1, len(cases)))
+    return [run for at, case in enumerate(cases) for run in _of_case(at, case, most, material)]
 
 
-def _of_case(at: int, case: Case, stored: Mapping[str, Run], material: Material) -> list[Run]:
-    judged_by = case.verdicts[0].figure.name if case.verdicts else FIGURES[-1].name
-    made = [
-        _run(case, entry, row, stored[row["identity"]], material) | {"case": at}
-        for entry, row in zip(case.entries, case.rows, strict=True)
+def _of_case(at: int, case: Case, most: int, material: Material) -> list[Run]:
+    kept = [
+        entry for place, entry in enumerate(case.ranked) if place < most or case.series(entry.settings) in case.drawn
     ]
-    order = {group: place for place, group in enumerate(GROUPS)}
-    return sorted(made, key=lambda run: (order[run["group"]], -(run["figures"][judged_by] or 0), run["identity"]))
+    names = pl.Series([identity(entry) for entry in kept]).implode()
+    own = material.frame.select("config", "about").filter(pl.col("about").struct.field("identity").is_in(names))
+    stored = {row["about"]["identity"]: row for row in own.iter_rows(named=True)}
+    rows = {row["identity"]: row for row in case.table.filter(pl.col("identity").is_in(names)).iter_rows(named=True)}
+    return [
+        _run(case, entry, rows[identity(entry)], stored[identity(entry)], material) | {"case": at} for entry in kept
+    ]
 
 
 def _run(case: Case, entry: Entry, row: Mapping[str, Any], stored: Mapping[str, Any], material: Material) -> Run:

@@ -13,13 +13,12 @@ from moereplay.analysis.figures.chart import Axis, Chart, Panel, Tick, coincidin
 from moereplay.analysis.figures.facets import joined, lines, phase_names
 from moereplay.analysis.metrics import HIGH, LOW, with_layer_ends, with_ratios
 from moereplay.analysis.palette import DASHES, SOLID, Look, looks
-from moereplay.analysis.report.cases import Case, Material, Run
+from moereplay.analysis.report.cases import MOST_SERIES, Case, Material, Run
 from moereplay.analysis.report.vega import Figure
 from moereplay.results.counters import COUNTERS
 from moereplay.results.read import layers
 from moereplay.results.settings import OF_CURVES
 
-MOST_SERIES = 16  #: most lines that a reader can distinguish
 MOST_POINTS = 200  #: of a curve
 LONGEST = 160  #: characters that name lines on one another
 FEW_CAPACITIES = 3  #: up to this many have a figure of collisions each
@@ -42,9 +41,8 @@ def figures(at: int, case: Case, runs: Sequence[Run], material: Material) -> lis
     curves = _behind(case, material.curves)
     found = [_with_bounds(each, shown, curves) if each.name.startswith("hit_rate") else each for each in found]
     found = [_of_one_capacity(each, shown) for each in found]
-    every = [*found, *_collisions(at, shown, drawn, material.frame)]
-    left = len({run["series"] for run in runs}) - len(drawn)
-    return [_captioned(each, left) for each in every if each.points]
+    every = [*found, *_collisions(at, shown, drawn, material)]
+    return [_captioned(each, case.left) for each in every if each.points]
 
 
 def of_curves(material: Material) -> list[Figure]:
@@ -59,7 +57,7 @@ def series_looks(case: Case, runs: Sequence[Run]) -> dict[str, Look]:
 
     Colour and marker tell eviction policies apart, dashes the other settings.
     """
-    names = list(dict.fromkeys(run["series"] for run in runs))[:MOST_SERIES]
+    names = case.drawn
     drawn = {run["series"]: run for run in reversed(runs) if run["series"] in names}
     evictions = looks(str(run["config"]["eviction"]) for run in drawn.values())
     others = {
@@ -121,7 +119,7 @@ def _with_bounds(figure: Figure, runs: Sequence[Run], curves: pl.DataFrame) -> F
 
 def _behind(case: Case, curves: pl.DataFrame) -> pl.DataFrame:
     """Return the curves that hold for some of the case's replays."""
-    replays = pl.DataFrame(case.rows, infer_schema_length=None)
+    replays = case.table
     groups = replays.group_by([*OF_CURVES, "miss", "warm", "routing", "prefetch"], maintain_order=True)
     return pl.concat([curves.clear(), *(behind(curves, rows) for _, rows in groups)]).unique(maintain_order=True)
 
@@ -146,9 +144,11 @@ def _of_one_capacity(figure: Figure, runs: Sequence[Run]) -> Figure:
     return replace(figure, chart=chart, as_bars=True)
 
 
-def _collisions(at: int, runs: Sequence[Run], drawn: Mapping[str, Look], frame: pl.DataFrame) -> list[Figure]:
+def _collisions(at: int, runs: Sequence[Run], drawn: Mapping[str, Look], material: Material) -> list[Figure]:
     """Return a figure for each of a few capacities, of decode passes alone if there are any."""
-    shown = frame.filter(pl.col("about").struct.field("identity").is_in([run["identity"] for run in runs]))
+    few = _few(runs)
+    identities = [run["identity"] for run in runs if percent(run) in few]
+    shown = material.layered(material.frame.filter(pl.col("about").struct.field("identity").is_in(identities)))
     cells = layers(shown)
     phase = "decode" if "decode" in cells["phase"].to_list() else "prefill"
     name = phase_names(shown)[phase]
@@ -156,7 +156,7 @@ def _collisions(at: int, runs: Sequence[Run], drawn: Mapping[str, Look], frame: 
     rows = with_layer_ends(shown, rows.drop_nulls(ratio), ratio, phase)
     rows = rows.select("identity", pl.col("layer").cast(pl.Float64), *(f"{ratio}{end}" for end in ("", LOW, HIGH)))
     found = []
-    for number, size in enumerate(_few(runs)):
+    for number, size in enumerate(few):
         own = [run for run in runs if percent(run) == size]
         names = pl.DataFrame({"identity": [run["identity"] for run in own], "series": [run["series"] for run in own]})
         series = lines(rows.join(names, on="identity"), "layer", ratio, drawn, "series")

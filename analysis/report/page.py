@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
@@ -158,6 +159,8 @@ class Panel(NamedTuple):
     answer: Sequence[str]
     budgets: Sequence[Budget]  #: a row per capacity, if several are compared
     runs: Sequence[Run]  #: best first
+    left: int  #: configurations that are not on the page
+    standing: Mapping[str, int]  #: how many of all have each place
     figures: Sequence[Figure]
     varies: Sequence[str]  #: settings that have a column in the ranking
     timed: bool  #: whether any run decodes
@@ -178,7 +181,7 @@ def contents(material: Material) -> Contents:
     found = cases(material)
     every, traces, platforms = runs(found, material), health(material), machines(material)
     panels = [_panel(at, case, found, every, material) for at, case in enumerate(found)] or [
-        Panel("", [CURVES_ALONE], [], [], figures.of_curves(material), (), False)
+        Panel("", [CURVES_ALONE], [], [], 0, {}, figures.of_curves(material), (), False)
     ]
     best = brief(found)
     data = {
@@ -192,6 +195,7 @@ def contents(material: Material) -> Contents:
         "best": best and _best(best, every),
         "interval": best and interval(best.best, best.figure.name),
         "runs": every,
+        "left_out": sum(panel.left for panel in panels),
         "warnings": cautions(material, found, traces, platforms),
     }
     return Contents(data, panels, traces, platforms, method(material))
@@ -204,6 +208,8 @@ def _panel(at: int, case: Case, found: Sequence[Case], every: Sequence[Run], mat
         answer=answers(case),
         budgets=budgets(case),
         runs=own,
+        left=len(case.entries) - len(own),
+        standing=Counter(case.groups.values()),
         figures=figures.figures(at, case, own, material),
         varies=case.names,
         timed=any(run["figures"]["tokens_per_s"] is not None for run in own),
@@ -391,7 +397,7 @@ def cautions(
         *([" ".join(line.strip() for line in lines)] if lines else []),
         *material.remarks,
         *caution_lines([dict(trace) for trace in traces]),
-        *([] if material.frame.is_empty() else of_checks(material.checks, candidates_of(material.frame))),
+        *(of_checks(material.checks, candidates_of(material.frame)) if material.checks else []),
     ]
     return list(dict.fromkeys(said))
 
@@ -419,8 +425,8 @@ def _of_rows(material: Material) -> list[str]:
     """Warn of small capacities and of routing that cannot react."""
     if material.frame.is_empty():
         return []
-    rows = tidied(material.frame).sort("capacity_bytes", "identity")
-    warned = {about["identity"]: about.get("warning") for about in material.frame["about"].to_list()}
+    rows, about = tidied(material.frame).sort("capacity_bytes", "identity"), pl.col("about").struct
+    warned = dict(material.frame.select(about.field("identity"), about.field("warning")).iter_rows())
     said = warnings(
         (capacity, warned[identity]) for capacity, identity in rows.select("capacity", "identity").iter_rows()
     )
@@ -529,11 +535,11 @@ def machines(material: Material) -> list[dict[str, Any]]:
 
 
 def _seconds(material: Material) -> dict[str, str]:
-    platforms = tidied(material.frame)["platform"].to_list()
-    found: dict[str, str] = {}
-    for name, about in sorted(zip(platforms, material.frame["about"].to_list(), strict=True), key=lambda each: each[0]):
-        found[name] = seconds_in_words(about, "calibrated: ")
-    return found
+    about = material.frame["about"].struct.unnest()
+    facts = [name for name in ("seconds", "calibration", "uncalibrated", "band") if name in about.columns]
+    rows = about.select(facts).insert_column(0, material.frame["config"].struct.field("platform"))
+    every = rows.unique(maintain_order=True).sort("platform", maintain_order=True).iter_rows(named=True)
+    return {row["platform"]: seconds_in_words(row, "calibrated: ") for row in every}
 
 
 def estimates(found: Sequence[Mapping[str, Any]]) -> list[str]:

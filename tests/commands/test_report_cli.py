@@ -148,7 +148,7 @@ def test_its_data_is_that_of_the_results(grid: Path, page: Page) -> None:
     shown = moereplay("sweep", "show", grid, "--json").stdout.splitlines()
     expected = {row["identity"]: row for row in map(json.loads, shown)}
     data = page.script("moereplay-data")
-    assert {"question", "answer", "budgets", "best", "interval", "runs", "warnings"} == set(data)
+    assert {"question", "answer", "budgets", "best", "interval", "runs", "left_out", "warnings"} == set(data)
     assert {run["identity"] for run in data["runs"]} == expected.keys()
     for run in data["runs"]:
         row = expected[run["identity"]]
