@@ -159,12 +159,14 @@ class Verified:
     def filed(self, machine: str, by: Filing) -> Iterator[Filed]:
         """Yield a row for each capacity and quantity on which nothing was fitted. Raises ConfigError."""
         model = self.trace.header.provenance.model
+        rule = self.rule.partition(" ")[0]
+        chosen = f"{self.rule}, {f'the nearest of {len(RULES)} rules' if rule in RULES else 'not fitted'}"
         for row in self.rows:
-            name = "-".join(f"{self.rule.partition(' ')[0].partition(':')[0]} {row.label}".replace("%", "pct").split())
+            name = "-".join(f"{rule.partition(':')[0]} {row.label}".replace("%", "pct").split())
             about = (f"{model}-{name}", "", machine, model)
             settings = {"capacity": row.label, "rule": self.rule, "trace": self.trace.digest}
             if row.engine:
-                of = (HITS, f"{self.rule}, not fitted", PRESET, REPLAY)
+                of = (HITS, chosen, PRESET, REPLAY)
                 hits = (100 * row.replayed.rate, 100 * row.engine.rate)
                 yield by.filed(Row(*about, *of, *hits, True, ""), settings)
             if row.error is not None and not row.fitted:
