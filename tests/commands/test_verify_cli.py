@@ -84,7 +84,8 @@ def test_what_is_printed_and_appended(stored, tmp_path):
     assert len(found) == 2 * (2 * 8 - 2) and found[:14] == found[14:]  # the times of two capacities are fitted
     assert {row.role for row in found} == {"preset", "held out"}
     hits = [row for row in found if row.quantity == "hits, %"]
-    assert all(abs(row.predicted - row.measured) < 0.1 and "the nearest of 2 rules" in row.predicted_from for row in hits)
+    assert all(abs(row.predicted - row.measured) < 0.1 for row in hits)
+    assert all("the nearest of 2 rules" in row.predicted_from for row in hits)
     assert {(row.machine, row.engine) for row in found} == {("two cores", f"{LLAMA_CPP} 11739")}
     assert {row.settings["trace"] for row in found} == {open_trace(stored).digest}
     ran = moereplay_here(*words, "--device", "two cores")
