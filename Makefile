@@ -262,7 +262,7 @@ study-measured: .venv/dev.stamp  ## real offloading on this machine compared wit
 
 evidence: .venv/dev.stamp    ## predictions compared with measurements: table, page and figure in studies/pages/ (RUNS=folder of runs, several in quotes)
 	@test -n "$(RUNS)" || { echo "missing RUNS: make evidence RUNS=folder, a folder with cells.csv (docs/logs.md)"; exit 2; }
-	$(BIN)/python -m evidence $(RUNS) --out studies/pages
+	$(BIN)/python -m evidence $(RUNS) $(wildcard evidence/filed.jsonl) --out studies/pages
 
 study-cuda: .venv/record.stamp  ## what needs a GPU, tried on one: record, validate, calibrate, measure, live (8 minutes, 30 GB of disk)
 	$(BIN)/python -m studies.cuda_study --out runs/cuda --models runs/cuda-models

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.calibration.engine_log import HOW, EngineRun
-from moereplay.calibration.evidence import HELD_OUT
 from moereplay.calibration.prediction import REPLAY
+from moereplay.calibration.rows import HELD_OUT, HITS, PRESET, TIME, Filed, Filing, Row
 from moereplay.simulator.capacity import parse_capacity
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
@@ -22,7 +22,6 @@ from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Geometry, Request, Trace, TraceError, memory_trace
 from moereplay.traces.texts import counted
 
-PRESET = "preset"  #: role of a row whose prediction is not fitted
 LLAMA_CPP = "llama.cpp-moe-cache"  #: preset
 #: What builds of llama.cpp do, and how they are known.
 RULES = {
@@ -157,22 +156,22 @@ class Verified:
             for row in self.rows
         ]
 
-    def records(self, machine: str) -> list[Row]:
-        """Return rows of studies/pages/predicted-vs-measured.csv."""
+    def filed(self, machine: str, by: Filing) -> Iterator[Filed]:
+        """Yield a row for each capacity and quantity on which nothing was fitted. Raises ConfigError."""
         model = self.trace.header.provenance.model
-        found = []
+        rule = self.rule.partition(" ")[0]
+        chosen = f"{self.rule}, {f'the nearest of {len(RULES)} rules' if rule in RULES else 'not fitted'}"
         for row in self.rows:
-            name = "-".join(f"{self.rule.partition(' ')[0].partition(':')[0]} {row.label}".replace("%", "pct").split())
-            source = f"verify: {row.run.name}, trace {self.trace.digest[:12]}"
-            about = (f"{model}-{name}", source, machine, model)
+            name = "-".join(f"{rule.partition(':')[0]} {row.label}".replace("%", "pct").split())
+            about = (f"{model}-{name}", "", machine, model)
+            settings = {"capacity": row.label, "rule": self.rule, "trace": self.trace.digest}
             if row.engine:
-                of = ("hits, %", f"{self.rule}, not fitted", PRESET, REPLAY)
-                found.append(Row(*about, *of, 100 * row.replayed.rate, 100 * row.engine.rate, True, ""))
-            if row.error is not None:
-                role = "fit" if row.fitted else HELD_OUT.replace("_", " ")
-                of = ("mean time per token, ms", f"2 capacities of {model}", role, REPLAY)
-                found.append(Row(*about, *of, row.predicted_ms, row.run.ms, True, ""))
-        return found
+                of = (HITS, chosen, PRESET, REPLAY)
+                hits = (100 * row.replayed.rate, 100 * row.engine.rate)
+                yield by.filed(Row(*about, *of, *hits, True, ""), settings)
+            if row.error is not None and not row.fitted:
+                of = (TIME, f"2 capacities of {model}", HELD_OUT, REPLAY)
+                yield by.filed(Row(*about, *of, row.predicted_ms, row.run.ms, True, ""), settings)
 
 
 class Verifier:
@@ -399,46 +398,3 @@ def _of_request(chosen: np.ndarray, prompt: int, most: int) -> tuple[np.ndarray,
         return kept, 1
     kept[: part - 1, -1] = -1
     return kept, part
-
-
-# -- rows of the table of predictions and measurements, one form for all that is measured
-
-
-@dataclass(frozen=True)
-class Row:
-    """One quantity of one run, predicted and measured."""
-
-    id: str
-    source: str
-    machine: str
-    model: str
-    quantity: str
-    predicted_from: str
-    role: str  #: fit, held out, preset or refused
-    basis: str
-    predicted: float | None
-    measured: float | None
-    compared: bool  #: counts in summaries
-    remark: str
-
-    @property
-    def error(self) -> float | None:
-        """predicted / measured - 1, at full size."""
-        return self.predicted / self.measured - 1 if self.predicted is not None and self.measured else None
-
-
-COLUMNS = (
-    *("id", "source", "machine", "model", "quantity", "predicted_from", "role", "basis"),
-    *("predicted", "measured", "error", "compared", "remark"),
-)
-
-
-def as_records(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """Return the rows of the CSV file."""
-    return [{name: _cell(getattr(row, name)) for name in COLUMNS} for row in rows]
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else float(f"{value:.4g}") if isinstance(value, float) else value

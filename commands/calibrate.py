@@ -6,7 +6,7 @@ series of runs of one machine, and this machine, on which experts are then reall
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,14 +16,41 @@ import typer
 
 from moereplay.analysis.tables import table
 from moereplay.calibration.files import read_runs
+from moereplay.calibration.rows import (
+    CLOSED,
+    PRESET,
+    PROMPT,
+    TIME,
+    Filed,
+    Filing,
+    Row,
+    about_series,
+    append,
+    code,
+    read_filed,
+)
 from moereplay.calibration.runs import Logged
 from moereplay.commands.model_options import slow_tier_of
 from moereplay.commands.options import check_platform_file, grouped, model_named
 from moereplay.commands.terminal import STDOUT, progress, say, say_when_compiling, show, show_json
+from moereplay.results.errors import check_output
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import as_toml, platform
-from moereplay.sweeps.recommend.measured import Row, samples
-from moereplay.sweeps.recommend.series import Fitted, Group, chosen_of, document, fitted, groups, platform_of
+from moereplay.sweeps.parts import commit
+from moereplay.sweeps.recommend.measured import Row as RunRow
+from moereplay.sweeps.recommend.measured import Sample, samples
+from moereplay.sweeps.recommend.series import (
+    HELD_OUT,
+    Fitted,
+    Group,
+    Prediction,
+    chosen_of,
+    document,
+    fitted,
+    groups,
+    platform_of,
+    predictions,
+)
 from moereplay.sweeps.recommend.series import Written as Machine
 from moereplay.tracegen.errors import require_torch
 from moereplay.tracegen.offload.part import require_place, shallow, slow_tier_named, throttle_named
@@ -35,6 +62,8 @@ from moereplay.traces.texts import counted, hint, typed
 if TYPE_CHECKING:
     from moereplay.calibration.evidence import Calibrated
 Judged = tuple[Group, Fitted]
+#: Columns of a series that are fields of a filed row, measured, or remarks.
+NOT_SETTINGS = ("id", "source", "date", "engine", "model", "decode_tok_s", "prefill_tok_s", "notes")
 BASE = "phone-ufs4"  #: a device whose experts lie on flash
 Value = TypeVar("Value")
 
@@ -291,10 +320,15 @@ def calibrate_series(
             help="Id of a run to fit, one or two (repeatable; default: the slowest and the fastest by prediction)."
         ),
     ] = None,
+    row: Annotated[
+        Path | None, typer.Option(help="File to extend by rows that can be filed: a line of JSON per prediction.")
+    ] = None,
     written: Written,
 ) -> None:
     """Fit the rate of misses and the fixed time per token to one or two runs of a series, and predict the others."""
     written.check()
+    if row:
+        check_row(row)
     rows = _of_series(read_runs(table), series)
     say_when_compiling()
     found, refused = samples(rows, strict=False)
@@ -311,17 +345,54 @@ def calibrate_series(
     is_machine = len(judged) == 1 and by.runs[0].run and not by.fault
     machine = platform_of(group, by) if written.out or is_machine else None
     shown = partial(_show_series, judged, refused, machine, written.as_json)
+    if row:
+        say_filed(append(row, _filed(judged, samples(rows, strict=True)[0])), row)
     written.finish(as_toml(machine.platform) if machine else "", (), shown)
 
 
-def _of_series(rows: Sequence[Row], series: str) -> list[Row]:
+def check_row(file: Path) -> None:
+    """Raises ConfigError or ResultError for a file of other things, or that cannot be written."""
+    check_output(file.with_name(f"{file.name}.part"))
+    if file.exists():
+        read_filed(file)
+
+
+def say_filed(many: int, file: Path) -> None:
+    """Print where rows are, and what becomes of them."""
+    say(f"appended {counted(many, 'row')} to {file}: docs/logs.md says how to file them")
+
+
+def _filed(judged: Sequence[Judged], alone: Sequence[Sample]) -> Iterator[Filed]:
+    """Yield a row of each run that was held out, and of each that the published rates predict with nothing fitted."""
+    by_code = code(commit())
+    told = [
+        (each, f"runs {' and '.join(run.row['id'] for run in by.runs)}", group.runs[0].steps > 1)
+        for group, by in judged
+        for each in predictions(group, by)
+        if each.role == HELD_OUT
+    ]
+    judged_ids = {run.row["id"] for group, _ in judged for run in group.runs}
+    told += [
+        (Prediction(run.row, PRESET, run.told(1, 0), run.each), "published rates, nothing fitted", False)
+        for run in alone
+        if run.row["id"] in judged_ids
+    ]
+    for each, source, is_prompt in told:
+        run, quantity = each.row, PROMPT if is_prompt else TIME
+        times = (each.predicted / 1e6, each.measured / 1e6)
+        settings = {name: value for name, value in run.items() if value and name not in NOT_SETTINGS}
+        by = Filing(by_code, run["engine"], run["date"])
+        yield by.filed(Row(*about_series(run), quantity, source, each.role, CLOSED, *times, True, ""), settings)
+
+
+def _of_series(rows: Sequence[RunRow], series: str) -> list[RunRow]:
     kept = [row for row in rows if not series or row["series"] == series]
     if not kept:
         raise ConfigError(f"unknown series {series!r}: {hint(series, sorted({row['series'] for row in rows}))}")
     return kept
 
 
-def _with(found: Sequence[Group], names: list[str], refused: Sequence[tuple[Row, str]]) -> list[Group]:
+def _with(found: Sequence[Group], names: list[str], refused: Sequence[tuple[RunRow, str]]) -> list[Group]:
     """Return the groups that hold a named run, or all. Raises ConfigError for a run that is refused or in no group."""
     for row, why in refused:
         if row["id"] in names:
@@ -341,7 +412,7 @@ def _about(groups: Sequence[Group]) -> list[str]:
 
 
 def _show_series(
-    judged: Sequence[Judged], refused: Sequence[tuple[Row, str]], machine: Machine | None, as_json: bool
+    judged: Sequence[Judged], refused: Sequence[tuple[RunRow, str]], machine: Machine | None, as_json: bool
 ) -> None:
     from moereplay.calibration.report import figure_row
 
@@ -351,7 +422,7 @@ def _show_series(
         return
     for each in said["groups"]:
         show(f"{each['series'] or 'runs'}, {each['engine']}: {each['in_words']}")
-        show(table([_row(run) for run in each["runs"]]))
+        show(table([_shown(run) for run in each["runs"]]))
     if machine:
         show(table([figure_row(name, value, None, len(judged[0][1].runs)) for name, value in machine.figures.items()]))
     held = said["held_out"]
@@ -364,7 +435,7 @@ def _show_series(
     show(f"{sum(len(group.runs) for group, _ in judged)} runs can be predicted, {len(refused)} cannot")
 
 
-def _row(run: dict[str, object]) -> dict[str, object]:
+def _shown(run: dict[str, object]) -> dict[str, object]:
     return {
         "run": run["id"],
         "role": run["role"],

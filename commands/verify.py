@@ -9,30 +9,28 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from moereplay.analysis.tables import csv, table
+from moereplay.analysis.tables import table
 from moereplay.calibration.engine_log import EngineRun, runs_of, runs_of_lines
 from moereplay.calibration.files import read_folder
 from moereplay.calibration.prediction import Prediction
 from moereplay.calibration.replayed import model_of
+from moereplay.calibration.rows import Filing, append, code
 from moereplay.calibration.runs import runs_of_logs
 from moereplay.commands import options
-from moereplay.commands.calibrate import BASE, AboutLogs, check_exists, facts_of, per_log
+from moereplay.commands.calibrate import BASE, AboutLogs, check_exists, check_row, facts_of, per_log, say_filed
 from moereplay.commands.options import Typed, grouped
 from moereplay.commands.terminal import progress, say, say_when_compiling, show, show_json
-from moereplay.results.errors import check_output
 from moereplay.simulator.capacity import parse_capacity
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
+from moereplay.sweeps.parts import commit
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.llama.binding import library_file
 from moereplay.tracegen.llama.process import cache_runs, requests_of
 from moereplay.tracegen.llama.record import GgufModel, opened, processors
-from moereplay.traces.documents import content
-from moereplay.traces.files import write_whole
 from moereplay.traces.schema import Trace
 from moereplay.traces.selection import first_requests
 from moereplay.traces.store import open_trace
-from moereplay.traces.texts import counted
 
 if TYPE_CHECKING:
     from moereplay.calibration.evidence import Machines
@@ -60,8 +58,11 @@ class Engine(NamedTuple):
 class Reported(NamedTuple):
     """Where the comparison goes."""
 
-    row: Annotated[Path | None, typer.Option(help="CSV file to extend by one line per capacity and quantity.")] = None
-    device: Annotated[str, typer.Option(help="Name of the machine in these lines.")] = "this machine"
+    row: Annotated[
+        Path | None, typer.Option(help="File to extend by rows that can be filed: a line of JSON per prediction.")
+    ] = None
+    device: Annotated[str, typer.Option(help="With --row: the machine in words, for these rows.")] = ""
+    build: Annotated[str, typer.Option(help="With --row: version of the engine, for these rows.")] = ""
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 
 
@@ -88,7 +89,9 @@ def verify(
             "missing run: pass either --log FILE, what the engine printed, or --model FILE.gguf, to run llama.cpp here"
         )
     if reported.row:
-        check_output(reported.row.with_name(f"{reported.row.name}.part"))
+        check_row(reported.row)
+        if not (reported.device and reported.build):
+            raise ConfigError("--row requires --device, the machine in words, and --build, the engine's version")
     opened = open_trace(trace)
     opened = opened if limit is None else first_requests(opened, limit)
     if engine.model:
@@ -99,7 +102,8 @@ def verify(
     say_when_compiling()
     found = Verifier(opened, preset).verify(runs)
     if reported.row:
-        _append(found, reported)
+        by = Filing(code(commit()), f"{preset} {reported.build}")
+        say_filed(append(reported.row, found.filed(reported.device, by)), reported.row)
     if reported.as_json:
         show_json(found.document())
     else:
@@ -137,23 +141,6 @@ def _of_file(trace: Trace, file: GgufModel) -> Trace:
     stored = {name: getattr(its, name) for name in ("expert_bytes", "bytes_by_expert", "expert_bits")}
     geometry = mine.model_copy(update=stored)
     return replace(trace, header=trace.header.model_copy(update={"geometry": geometry}))
-
-
-def _append(found: Verified, to: Reported) -> None:
-    """Append the rows, below the heading if the file is new. Raises ConfigError for another kind of file."""
-    from moereplay.calibration.verify import as_records
-    from moereplay.simulator.errors import ConfigError
-
-    assert to.row
-    heading, _, lines = csv(as_records(found.records(to.device))).partition("\n")
-    try:
-        before = content(to.row).decode() if to.row.exists() else f"{heading}\n"
-    except UnicodeDecodeError:
-        before = ""
-    if before.split("\n", 1)[0] != heading:
-        raise ConfigError(f"--row {to.row}: expected a CSV file whose first line is {heading}")
-    write_whole(to.row, f"{before.rstrip()}\n{lines}\n".encode())
-    say(f"appended {counted(len(lines.splitlines()), 'line')} to {to.row}")
 
 
 def _show(found: Verified) -> None:

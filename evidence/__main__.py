@@ -1,10 +1,12 @@
 """Predict measured runs of other people's machines and write the table, its page and a figure (`make evidence`).
 
-    python -m evidence FOLDER [FOLDER ...] --out studies/pages
+    python -m evidence FOLDER|ROWS ... --out studies/pages
 
-Each FOLDER has `cells.csv`, a row per run (docs/logs.md): in the columns of `calibrate folder`, or of `calibrate
-series`, where one or two runs of each group are fitted and the others predicted. Otherwise what is fitted on which runs
-is in PLANS; every device with runs of several models is also predicted model by model from those of its other models.
+A file ROWS has rows that people filed of their own runs (calibration/rows.py), which are predicted already; those that
+were predicted blind are apart. Each FOLDER has `cells.csv`, a row per run (docs/logs.md): in the columns of `calibrate
+folder`, or of `calibrate series`, where one or two runs of each group are fitted and the others predicted. Otherwise
+what is fitted on which runs is in PLANS; every device with runs of several models is also predicted model by model from
+those of its other models.
 """
 
 from __future__ import annotations
@@ -30,14 +32,15 @@ from evidence.comparison import (
     refusals,
     rows_of,
 )
+from evidence.filed import blind_since, filed_markdown, in_words
 from evidence.hybrid_cells import read
 from moereplay.analysis.figures.drawing import rendered, save
 from moereplay.analysis.figures.real_runs import predicted
 from moereplay.analysis.tables import csv
 from moereplay.calibration.files import Evidence, read_folder
-from moereplay.calibration.verify import Row, as_records
+from moereplay.calibration.rows import CLOSED, PROMPT, Filed, Row, about_series, as_records, read_filed
+from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
-from moereplay.sweeps.recommend.measured import Row as RunRow
 from moereplay.sweeps.recommend.measured import samples
 from moereplay.sweeps.recommend.series import HELD_OUT, fitted, groups, predictions
 from moereplay.traces.files import write_whole
@@ -103,7 +106,6 @@ def plans_of(evidence: Evidence) -> list[Plan]:
 
 # -- series of runs of machines with VRAM, RAM and a disk
 
-CLOSED, PROMPT = "replay of a token", "mean time per token of the prompt, ms"
 SERIES = "## Machines with VRAM, RAM and a disk"
 ABOUT_SERIES = """\
 Runs of [hybrid machines](hybrid.md), by replays as in [`recommend`](../../docs/recommend.md). In each group (a
@@ -121,15 +123,12 @@ def series_rows(table: Path) -> list[Row]:
         for each in predictions(group, by):
             quantity = PROMPT if by.runs[0].steps > 1 else WORDS["tpot_ms"]
             times = each.predicted / 1e6, each.measured / 1e6
-            about = (*_about(each.row), quantity, source, each.role, CLOSED)
+            about = (*about_series(each.row), quantity, source, each.role, CLOSED)
             rows.append(Row(*about, *times, len(group.runs) > 1, ""))
-    rows += [Row(*_about(row), WORDS["tpot_ms"], "", REFUSED, CLOSED, None, None, False, why) for row, why in refused]
+    rows += [
+        Row(*about_series(row), WORDS["tpot_ms"], "", REFUSED, CLOSED, None, None, False, why) for row, why in refused
+    ]
     return sorted(rows, key=lambda row: (row.role == REFUSED, row.id))
-
-
-def _about(row: RunRow) -> tuple[str, str, str, str]:
-    machine = ", ".join(filter(None, (row["series"], row["gpu"] if row["gpu"] != "none" else row["cpu"])))
-    return row["id"], row["source"], machine, row["model"]
 
 
 def series_markdown(rows: Sequence[Row]) -> str:
@@ -159,15 +158,20 @@ def series_markdown(rows: Sequence[Row]) -> str:
     return "\n\n".join([*parts, "### Refused", refusals(rows)]) + "\n"
 
 
-def write(rows: list[Row], out: Path) -> None:
+def write(rows: list[Row], filed: Sequence[Filed], out: Path) -> None:
     """Write CSV, page and figure."""
-    write_whole(out / "predicted-vs-measured.csv", f"{csv(as_records(rows))}\n".encode())
+    dated = [(each, blind_since(each)) for each in filed]
+    table = [*rows, *(each.row(in_words(day)) for each, day in dated)]
+    write_whole(out / "predicted-vs-measured.csv", f"{csv(as_records(table))}\n".encode())
     series, others = ([row for row in rows if (row.basis == CLOSED) == of] for of in (True, False))
     page = HEAD + (markdown(others) if others else "") + ("\n" + series_markdown(series) if series else "")
+    page += "\n" + filed_markdown(dated) if filed else ""
     write_whole(out / "predicted-vs-measured.md", page.encode())
     timed = [row for row in rows if is_timed(row) and row.role in ("fit", "held out")]
     drawn = [("hybrid machines" if row.basis == CLOSED else row.machine, row) for row in timed]
     points = [(machine, row.role, row.predicted, row.measured) for machine, row in drawn]
+    if not points:
+        return
     frame = pl.DataFrame(points, _SCHEMA, orient="row")
     save(rendered(predicted(frame)), out / "figures" / "predicted_vs_measured", ("png",))
 
@@ -184,18 +188,24 @@ def is_of_series(file: Path) -> bool:
 def main() -> None:
     """Read the folders and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="folders with cells.csv")
+    parser.add_argument("sources", nargs="+", type=Path, help="folders with cells.csv, and files of rows")
     parser.add_argument("--out", type=Path, default=Path("studies/pages"), help="folder (default: studies/pages)")
     given = parser.parse_args()
-    rows = []
-    for folder in given.folders:
-        if is_of_series(folder / "cells.csv"):
-            rows += series_rows(folder / "cells.csv")
-            continue
-        evidence = read_folder(folder)
-        rows += map(in_short, rows_of(evidence, plans_of(evidence)))
-    write(rows, given.out)
-    print(f"{len(rows)} rows in {given.out / 'predicted-vs-measured.csv'}")
+    try:
+        filed = [row for source in given.sources if not source.is_dir() for row in read_filed(source)]
+        rows = [row for source in given.sources if source.is_dir() for row in rows_of_folder(source)]
+    except ConfigError as wrong:
+        parser.error(str(wrong))
+    write(rows, filed, given.out)
+    print(f"{len(rows) + len(filed)} rows in {given.out / 'predicted-vs-measured.csv'}")
+
+
+def rows_of_folder(folder: Path) -> list[Row]:
+    """Predict the runs of a folder. Raises ConfigError for an invalid file."""
+    if is_of_series(folder / "cells.csv"):
+        return series_rows(folder / "cells.csv")
+    evidence = read_folder(folder)
+    return [in_short(row) for row in rows_of(evidence, plans_of(evidence))]
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ from moereplay.calibration.evidence import HELD_OUT, Machines, from_fits, predic
 from moereplay.calibration.files import Evidence, Line
 from moereplay.calibration.fitting import prediction
 from moereplay.calibration.prediction import REPLAY, TIMES, Prediction
-from moereplay.calibration.verify import PRESET, Row
+from moereplay.calibration.rows import HITS, MEDIAN, PRESET, TIME, Row
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform
 
 REFUSED = "refused"
 #: Compared quantities besides the time per token, where routing was replayed.
-COUNTS = {"hit_pct": "hits, %", "read_mib_per_token": "read per token, MiB"}
-WORDS = {"tpot_median_ms": "time of the median token, ms", "tpot_ms": "mean time per token, ms"} | COUNTS
+COUNTS = {"hit_pct": HITS, "read_mib_per_token": "read per token, MiB"}
+WORDS = {"tpot_median_ms": MEDIAN, "tpot_ms": TIME} | COUNTS
 BOUNDS = (0.10, 0.25)  #: of |error|, whose shares a summary gives
 
 

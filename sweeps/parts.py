@@ -54,7 +54,7 @@ def provenance(
         "policy_files": [_policy_file(path, content) for content, path in _once(files.registered())],
         "command": [without_password(word) for word in (sys.argv if command is None else command)],
         "versions": {name: version(name) for name in PACKAGES} | {"python": python.python_version()},
-        "commit": _commit(),
+        "commit": commit(),
         "host": socket.gethostname(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -90,7 +90,7 @@ def version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """Return `git describe` of this program's own checkout, or None; never of an enclosing repository."""
     if not (CHECKOUT / ".git").exists():
         return None

@@ -10,7 +10,7 @@ import pytest
 from evidence import __main__ as command
 from evidence.comparison import Plan, leave_one_model_out, markdown, rows_of, summaries
 from moereplay.calibration.files import read_folder
-from moereplay.calibration.verify import Row
+from moereplay.calibration.rows import Row
 from moereplay.simulator.platforms import platform
 from tests.kit.evidence_folder import made, row
 from tests.kit.measured_series import law

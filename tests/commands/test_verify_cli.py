@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from moereplay.calibration.engine_log import runs_of, runs_of_lines
+from moereplay.calibration.rows import read_filed
 from moereplay.calibration.verify import LLAMA_CPP, RULES, Verifier, most_tokens, small_batches
 from moereplay.simulator.errors import ConfigError
 from moereplay.tracegen.errors import RecordError
@@ -73,21 +73,27 @@ def test_replays_have_the_counts_of_llama_cpp_at_eight_capacities(build, rule):
 
 @pytest.mark.slow
 def test_what_is_printed_and_appended(stored, tmp_path):
-    log, rows = LOGS / "11739.log", tmp_path / "rows.csv"
+    log, rows = LOGS / "11739.log", tmp_path / "rows.jsonl"
+    words = ("verify", stored, "--log", log, "--row", rows)
     for _ in range(2):
-        ran = moereplay_here("verify", stored, "--log", log, "--row", rows, "--device", "two cores")
+        ran = moereplay_here(*words, "--device", "two cores", "--build", "11739")
         assert ran.returncode == 0, ran.stderr
     assert "a segmented LRU, as in build 11739); it matches" in ran.stdout and "no rule" not in ran.stderr
     assert "0.7.0 (build 11669) and before: up to" in ran.stderr
-    lines = list(csv.DictReader(rows.read_text().splitlines()))
-    published = Path(__file__).parents[2] / "studies" / "pages" / "predicted-vs-measured.csv"
-    assert list(lines[0]) == published.read_text().split("\n", 1)[0].split(",")
-    assert len(lines) == 2 * 2 * 8
-    assert [line["role"] for line in lines].count("fit") == 2 * 2
+    found = read_filed(rows)
+    assert len(found) == 2 * (2 * 8 - 2) and found[:14] == found[14:]  # the times of two capacities are fitted
+    assert {row.role for row in found} == {"preset", "held out"}
+    hits = [row for row in found if row.quantity == "hits, %"]
+    assert all(abs(row.predicted - row.measured) < 0.1 for row in hits)
+    assert all("the nearest of 2 rules" in row.predicted_from for row in hits)
+    assert {(row.machine, row.engine) for row in found} == {("two cores", f"{LLAMA_CPP} 11739")}
+    assert {row.settings["trace"] for row in found} == {open_trace(stored).digest}
+    ran = moereplay_here(*words, "--device", "two cores")
+    assert ran.returncode == 2 and "--row requires --device, the machine in words, and --build" in ran.stderr
     rows.write_text("a,b\n")
-    ran = moereplay_here("verify", stored, "--log", log, "--row", rows)
+    ran = moereplay_here(*words)
     assert ran.returncode == 2
-    assert "expected a CSV file whose first line is id,source" in ran.stderr
+    assert "line 1: invalid row: expected JSON, found" in ran.stderr
 
 
 def test_a_time_is_predicted_between_two_capacities(stored, tmp_path):

@@ -55,7 +55,7 @@ def test_replay_keeps_where_its_parts_come_from(trace: Path, tmp_path: Path) -> 
         assert about["platforms"] == {name: platform(name).figures() for name in ("a100-5gbps", "phone-ufs4")}
         assert (about["command"], about["engine"], about["semantics"]) == (line, "reference", 1)
         assert about["policy_files"][0]["source"] == NEWEST
-        assert about["versions"]["moereplay"] and about["commit"] == origins._commit()
+        assert about["versions"]["moereplay"] and about["commit"] == origins.commit()
 
 
 def test_a_replay_again_into_the_same_folder_adds_no_part(trace: Path, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_the_commit_is_that_of_the_program_not_of_whoever_installed_it(
     installed.mkdir(parents=True)
     (tmp_path / "repository" / ".git").mkdir()
     monkeypatch.setattr(origins, "CHECKOUT", installed)
-    assert origins._commit() is None
+    assert origins.commit() is None
 
 
 def test_a_source_that_is_no_utf_8_can_be_written_back(tmp_path: Path) -> None:
