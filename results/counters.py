@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -142,15 +143,15 @@ LIFETIME_BUCKETS = 24  #: bucket b counts copies evicted after [2**(b-1), 2**b) 
 
 def reported(counts: Iterable[int], per: Rows) -> dict[str, int]:
     """Select the counters that a kind of row reports. `counts` has one value per counter, in their order."""
-    names, wanted = _REPORTED[per]
+    names, wanted = _reported(per)
     return dict(zip(names, compress(counts, wanted), strict=True))
 
 
-#: By kind of row: the names of its counters, and for every counter whether it is one.
-_REPORTED = {
-    per: ([name for name, each in COUNTERS.items() if per in each.per], [per in each.per for each in COUNTERS.values()])
-    for per in BOTH
-}
+@cache
+def _reported(per: Rows) -> tuple[list[str], list[bool]]:
+    """Return the names of a row's counters, and for every counter whether it is one."""
+    wanted = [per in each.per for each in COUNTERS.values()]
+    return list(compress(COUNTERS, wanted)), wanted
 
 
 def queued(arrivals: Sequence[int], request: int, start: int) -> dict[str, int]:
