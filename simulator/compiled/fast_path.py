@@ -615,7 +615,7 @@ class Noted:
         self.holds = end <= len(course) and not state["notes"]["crowded"]
 
     def fits(self, state: SimulationState) -> bool:
-        """Return whether a state that has not begun differs from this run's in the numbers of `follow` alone."""
+        """Return whether `follow` can take the notes to the end of a state that has not begun."""
         return state.is_fast and not is_priced(state) and _fixed(state) == self._fixed
 
     def complete(self, state: SimulationState) -> bool:
@@ -631,6 +631,7 @@ class Noted:
 
 
 def _fixed(state: SimulationState) -> list[int]:
-    """Return the numbers of a state on which decisions depend, besides the order of events."""
-    depth = int(state["links"][0]["depth"]) if state["n_course"] else 0
-    return [*(int(state[name]) for name in SETTING.split()), depth]
+    """Return the numbers of a state on which the order of events depends, for a course."""
+    if not state["n_course"]:
+        return []
+    return [*(int(state[name]) for name in SETTING.split()), int(state["links"][0]["depth"])]
