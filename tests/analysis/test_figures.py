@@ -39,7 +39,7 @@ from tests.kit.tiny_runs import EVICTIONS, by_hand, frame_of, replayed, small_tr
 
 def refusal(name: str, frame: pl.DataFrame, **options: str) -> str:
     with pytest.raises(ResultError) as caught:
-        draw(name, frame, None, None, **options)
+        draw(name, frame, None, None, None, **options)
     return str(caught.value)
 
 
