@@ -127,6 +127,8 @@ def table_reader(of: Table) -> Any:
 
 
 def _kind_of_row(table: Any, at: Any) -> Any:
+    if isinstance(table, RowKind) and isinstance(at, types.StringLiteral):  # a name that a loop takes from a tuple
+        return signature(_kind_of_cell(table, at.literal_value), table, at)
     found = isinstance(table, TableKind) and isinstance(at, types.Integer)
     return signature(RowKind(table), table, types.intp) if found else None
 
@@ -145,12 +147,16 @@ class KindOfCell(AbstractTemplate):
         row, name = args
         if not isinstance(row, RowKind) or not isinstance(name, str):
             return None
-        if _column(row, name) is None:
-            raise TypingError(f"undeclared read of '{name}'")
-        return signature(types.int64, row, types.literal(name))
+        return signature(_kind_of_cell(row, name), row, types.literal(name))
 
 
 infer(KindOfCell)
+
+
+def _kind_of_cell(row: RowKind, name: str) -> Any:
+    if _column(row, name) is None:
+        raise TypingError(f"undeclared read of '{name}'")
+    return types.int64
 
 
 def _column(row: RowKind, name: str) -> Column | None:
@@ -178,8 +184,9 @@ def _row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 
 @lower_builtin("static_getitem", RowKind, types.StringLiteral)
+@lower_builtin(operator.getitem, RowKind, types.StringLiteral)
 def _cell(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    kind, column = signature.args[0], _column(signature.args[0], arguments[1])
+    kind, column = signature.args[0], _column(signature.args[0], signature.args[1].literal_value)
     assert column is not None  # its kind is known
     row, state = cgutils.create_struct_proxy(kind)(context, builder, arguments[0]), kind.table.state
     at: Any = row.at
