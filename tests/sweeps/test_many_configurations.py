@@ -87,7 +87,7 @@ def peak(*arguments: object) -> int:
     return int(ended.stdout) * 1024
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @every("verb", [("sweep", "show"), ("sweep", "merge"), ("report",)])
 def test_a_further_configuration_takes_little_memory(
     folders: dict[int, Path], tmp_path: Path, verb: tuple[str, ...]
