@@ -135,7 +135,7 @@ class Filed(Frozen):
 
 
 class Filing(NamedTuple):
-    """What a command knows of all rows that it files: the code, the engine, and when the run was published."""
+    """The origin of all rows that a command files: the code, the engine, and when the run was published."""
 
     code: Code
     engine: str
@@ -168,7 +168,7 @@ def _day(text: str) -> date | None:
 
 
 def read_filed(path: Path) -> list[Filed]:
-    """Read a file of rows. Raises ConfigError naming the line that is no row."""
+    """Read a file of rows. Raises ConfigError naming the line that is not a row."""
     try:
         lines = content(path).decode("utf-8").splitlines()
     except OSError as wrong:

@@ -234,7 +234,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
 
 
 def _completed(origin: Origin, machine: Platform) -> Geometry:
-    """Return the geometry with what the machine's prices depend on, as far as the model's name tells it."""
+    """Return the geometry with what the machine's prices depend on, as far as the model's name says."""
     if not (machine.depends_on_model or machine.decisions.gates or machine.by_matrix):
         return origin.geometry
     from moereplay.traces.geometry import as_known, with_hidden, with_matrices

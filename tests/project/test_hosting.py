@@ -1,4 +1,4 @@
-"""What a repository's host runs: workflows call targets of the Makefile, and the action's step replays and judges."""
+"""Files that a repository's host reads: workflows call targets of the Makefile, and the action's step replays and judges."""
 
 from __future__ import annotations
 
