@@ -1,4 +1,4 @@
-"""Files that a repository's host reads: workflows call targets of the Makefile, and the action's step replays and judges."""
+"""Files of a repository's host: workflows call targets of the Makefile, and the step of the action replays and judges."""
 
 from __future__ import annotations
 
