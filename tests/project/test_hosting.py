@@ -1,4 +1,4 @@
-"""Files of a repository's host: workflows call targets of the Makefile, and the step of the action replays and judges."""
+"""Files of a repository's host: workflows call targets of the Makefile; the action's step replays and judges."""
 
 from __future__ import annotations
 
