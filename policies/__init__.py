@@ -6,6 +6,7 @@ An installed package adds one by an entry point `kind.name` of the group `moerep
 from __future__ import annotations
 
 import logging
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -115,7 +116,12 @@ def load(kind: str, name: str) -> Any:
         if point is None:
             raise PolicyError(f"unknown {kind} policy {name!r}: {hint(name, all_names(kind))}")
         import_module("moereplay.policies.files").register_installed(point)
-    return REGISTERED[kind].get(name) or import_module(f"moereplay.policies.{kind}.{name}").POLICY
+    return REGISTERED[kind].get(name) or _module(kind, name).POLICY
+
+
+@cache
+def _module(kind: str, name: str) -> Any:
+    return import_module(f"moereplay.policies.{kind}.{name}")
 
 
 def catalogue() -> list[Any]:

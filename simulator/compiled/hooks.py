@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
 from types import FunctionType, NoneType
@@ -68,9 +68,9 @@ if TYPE_CHECKING:
 NOT_ALWAYS = OPTIONAL_COLUMNS.union(*IF_NAMED.values())
 
 
-def named_by(policy: Policy) -> frozenset[str]:
-    """Return which of the columns in IF_NAMED the hooks of a policy name."""
-    given = (getattr(policy, name, None) for name in HOOKS)
+def named_by(policy: Policy, hooks: Iterable[str] = HOOKS) -> frozenset[str]:
+    """Return which of the columns in IF_NAMED these hooks of a policy name."""
+    given = (getattr(policy, name, None) for name in hooks)
     return frozenset().union(*map(_named_in, filter(None, given)))
 
 

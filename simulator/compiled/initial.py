@@ -11,7 +11,7 @@ import numpy as np
 
 from moereplay.policies.contract import KEY_SCOPES, NEVER, NONE, NOW, QUEUES, Eviction, Memory
 from moereplay.policies.grammar import Chosen
-from moereplay.policies.hooks import EVENTS
+from moereplay.policies.hooks import EVENTS, HOOKS
 from moereplay.simulator.capacity import bytes_before
 from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.counters import BUCKETS, LAYERED, NO_ROW, TIMES, WIDTH
@@ -316,7 +316,11 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
     reads |= {"reads_unfetched": "unfetched" in named}
     reads |= {"reads_demand": bool(named & {"rank", "mass"}), "reads_need": bool(named & {"needed", "mass_ever"})}
-    columns = frozenset().union(*map(named_by, policies))
+    queue = eviction.queue(chosen.eviction.params)
+    without_key = HOOKS.keys() - {"key"}  # the key of a queue is one column, whatever else its text names
+    columns = frozenset({queue}).union(
+        *(named_by(policy, without_key if policy is eviction and queue else HOOKS) for policy in policies)
+    )
     reads |= {number: bool(names & columns) for number, names in IF_NAMED.items()}
     return listeners | given | reads | _key_dependencies(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
 

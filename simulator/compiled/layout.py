@@ -27,7 +27,7 @@ SETTING = (
     "layers experts width precisions passes pooled pool_rows sequential after_demand free_only reset_every "
     "side_slots reach logs keeps batched weighted scored knows_future by_key queue key_scope ranks row_length "
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
-    "reads_choice reads_ids reads_demand reads_need keeps_uses keeps_entered renews "
+    "reads_choice reads_ids reads_demand reads_need keeps_uses keeps_entered keeps_predictions renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
     "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv draft_ns has_pieces victim_ns "
     "by_matrix has_stages matrices cpu_tier sync_ns next_pass reads_unfetched arrives uneven external "
@@ -149,7 +149,11 @@ EXPERT = np.dtype(
     align=True,
 )
 #: Columns that policies see and that are written only if one of a run's policies names them.
-IF_NAMED = {"keeps_uses": {"last_pass", "uses_ever", "uses_here"}, "keeps_entered": {"entered"}}
+IF_NAMED = {
+    "keeps_uses": {"last_pass", "uses_ever", "uses_here"},
+    "keeps_entered": {"entered"},
+    "keeps_predictions": {"last_prediction", "prediction_pass"},
+}
 #: Passes and steps are numbers of 32 bits.
 MOST_STEPS = np.iinfo(np.int32).max
 POOL = record("capacity used open scope")

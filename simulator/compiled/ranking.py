@@ -453,7 +453,8 @@ def predict(s, hooks, y):
     """Record the prediction of a resident copy, with the next logical timestamp."""
     x = expert_of(s, y)
     s["uses"]["timestamps"] += 1
-    s.experts[x]["last_prediction"], s.experts[x]["prediction_pass"] = s["uses"]["timestamps"], s.now["pass"]
+    if s["keeps_predictions"] == 1:
+        s.experts[x]["last_prediction"], s.experts[x]["prediction_pass"] = s["uses"]["timestamps"], s.now["pass"]
     if s["keys_read_predictions"] == 1:
         invalidate_expert(s, x)
     if s["listeners_on_predict"] != 0:

@@ -18,8 +18,9 @@ import pytest
 
 from moereplay.simulator import threads
 from moereplay.simulator.compiled import engine
+from moereplay.simulator.compiled.initial import SimulationState
 from moereplay.simulator.compiled.layout import STOP
-from moereplay.simulator.config import configure
+from moereplay.simulator.config import PolicySet, configure
 from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.jit.machine_code import COMPILING
@@ -138,20 +139,19 @@ def test_both_kernels_end_at_the_next_step_once_they_are_told(trace, config, mon
 @pytest.mark.parametrize("config", [PLAIN, GENERAL], ids=["plain", "general"])
 def test_machine_code_reads_the_flag_while_it_runs(config, monkeypatch):
     long = synthesise(Synthetic(kind="cyclic", geometry=SHAPE, requests=1, prompt_tokens=1, decode_tokens=60_000))
-    begun, flag, bound = threading.Event(), flag_of(asked=0), engine.bound
+    flag, bound = flag_of(asked=0), engine.bound
 
-    def tell() -> None:
-        begun.wait(60)
-        time.sleep(0.01)
+    def tell(state: SimulationState) -> None:
+        while state["clock"]["time"] == 0:  # until the code runs
+            pass
         flag["requested"] = 1
 
-    def told(*given: Any) -> Callable[[], object]:
-        code = bound(*given)
-        return lambda: (begun.set(), code())
+    def told(kernel: Callable, state: SimulationState, chosen: PolicySet) -> Callable[[], object]:
+        threading.Thread(target=tell, args=(state,), daemon=True).start()
+        return bound(kernel, state, chosen)
 
     monkeypatch.setattr("moereplay.simulator.compiled.initial.stop_flag", lambda: flag)
     monkeypatch.setattr(engine, "bound", told)
-    threading.Thread(target=tell, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         replay(long, config)
 
