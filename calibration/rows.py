@@ -21,9 +21,8 @@ from moereplay.traces.documents import (
     Name,
     Text,
     canonical_digest,
-    content,
     first_fault,
-    from_json,
+    json_lines,
     json_text,
     package_version,
 )
@@ -170,24 +169,9 @@ def _day(text: str) -> date | None:
 def read_filed(path: Path) -> list[Filed]:
     """Read a file of rows. Raises ConfigError naming the line that is not a row."""
     try:
-        lines = content(path).decode("utf-8").splitlines()
-    except OSError as wrong:
-        raise ConfigError(f"{path}: {wrong.strerror}; check the path") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"invalid file {path}: expected rows, lines of JSON, found bytes that are no text") from None
-    return [_read(f"{path} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _read(where: str, line: str) -> Filed:
-    try:
-        return Filed.model_validate(from_json(line))
+        return [row for _, row, _ in json_lines(path, Filed, "a row that `--row` of verify or calibrate series wrote")]
     except DocumentError as wrong:
-        fault = str(wrong)
-    except ValidationError as wrong:
-        fault = first_fault(wrong)
-    raise ConfigError(
-        f"{where}: invalid row: {fault}; expected a line that `--row` of verify or calibrate series wrote"
-    )
+        raise ConfigError(str(wrong)) from None
 
 
 def append(path: Path, rows: Iterable[Filed]) -> int:

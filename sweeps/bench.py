@@ -34,8 +34,8 @@ from moereplay.traces.documents import (
     canonical_digest,
     content,
     first_fault,
-    from_json,
     from_toml,
+    json_lines,
     json_text,
 )
 from moereplay.traces.files import bundled, sha256_of
@@ -305,31 +305,16 @@ class Written(NamedTuple):
 
 def read_rows(paths: Sequence[Path]) -> list[Written]:
     """Read the rows of files. Raises ConfigError for a line that is no row, and for a row that was edited."""
-    found: list[Written] = []
-    for path in paths:
-        try:
-            lines = content(path).decode("utf-8").splitlines()
-        except OSError as wrong:
-            raise ConfigError(f"{path}: {wrong.strerror}") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path}: expected rows of `moereplay bench run`, found bytes that are no text") from None
-        found += [_read(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    try:
+        found = [Written(*each) for path in paths for each in json_lines(path, Row, "a row of `moereplay bench run`")]
+    except DocumentError as wrong:
+        raise ConfigError(str(wrong)) from None
     if not found:
         raise ConfigError(f"{', '.join(map(str, paths))}: expected rows of `moereplay bench run`, found none")
+    for where, row, line in found:
+        if row.line() != line:
+            raise ConfigError(f"{where}: the row of {row.entry.name()} was changed after it was written; run it again")
     return found
-
-
-def _read(where: str, line: str) -> Written:
-    try:
-        document = from_json(line)
-        row = Row.model_validate(document)
-    except DocumentError as wrong:
-        raise ConfigError(f"{where}: {wrong}; expected a row of `moereplay bench run`") from None
-    except ValidationError as wrong:
-        raise ConfigError(f"{where}: {first_fault(wrong)}; expected a row of `moereplay bench run`") from None
-    if row.line() != line:
-        raise ConfigError(f"{where}: the row of {row.entry.name()} was changed after it was written; run it again")
-    return Written(where, row, line)
 
 
 def check_together(rows: Sequence[Written]) -> None:

@@ -18,7 +18,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -33,6 +33,8 @@ from pydantic import (
 )
 
 from moereplay.traces.texts import MOST_NAME, hint, settled, shown
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: Of this package, where it is not installed: a checkout on PYTHONPATH.
 CHECKOUT = Path(__file__).resolve().parents[1] / "pyproject.toml"
@@ -329,6 +331,27 @@ EXPECTED = {
     "union_tag_not_found": "missing kind",
 }
 LONGEST = 60  #: characters of a value in a message
+
+
+def json_lines(path: Path, kind: type[ModelT], expected: str) -> list[tuple[str, ModelT, str]]:
+    """Read a file of JSON lines: where each is, its value and its text. Raises DocumentError naming file and line."""
+    try:
+        lines = content(path).decode("utf-8").splitlines()
+    except OSError as wrong:
+        raise DocumentError(f"{path}: {wrong.strerror}; check the path") from None
+    except UnicodeDecodeError:
+        raise DocumentError(f"{path}: expected lines of JSON, found bytes that are no text") from None
+    found: list[tuple[str, ModelT, str]] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            where = f"{path}:{number}"
+            try:
+                found.append((where, kind.model_validate(from_json(line)), line))
+            except ValidationError as wrong:
+                raise DocumentError(f"{where}: {first_fault(wrong)}; expected {expected}") from None
+            except DocumentError as wrong:
+                raise DocumentError(f"{where}: {wrong}; expected {expected}") from None
+    return found
 
 
 def first_fault(error: ValidationError) -> str:

@@ -83,7 +83,7 @@ def test_a_stated_error_is_of_the_row_and_its_texts_are_no_markup(tmp_path, monk
 @every(
     "change, told",
     [
-        ({"measured": -1}, "invalid row: measured: expected at least 0 (got -1)"),
+        ({"measured": -1}, "measured: expected at least 0 (got -1)"),
         ({"measured": 0}, "measured 0: expected a time, more than 0 ms"),
         ({"quantity": "hits, %", "predicted": 101}, "predicted 101: expected 0 to 100"),
         ({"quantity": "watts"}, "quantity: unknown value 'watts'"),
@@ -101,7 +101,7 @@ def test_a_wrong_row_is_a_line_with_its_place(change, told, tmp_path, monkeypatc
     with pytest.raises(SystemExit) as ended:
         page_of(monkeypatch, tmp_path, file)
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and f"{file} line 2: invalid row: " in said and told in said
+    assert ended.value.code == 2 and f"{file}:2: " in said and told in said
     ran = moereplay_here("calibrate", "series", "none.csv", "--row", file)
     assert ran.returncode == 2 and told in unfolded(ran.stderr) and "Traceback" not in ran.stderr
 

@@ -93,7 +93,7 @@ def test_what_is_printed_and_appended(stored, tmp_path):
     rows.write_text("a,b\n")
     ran = moereplay_here(*words)
     assert ran.returncode == 2
-    assert "line 1: invalid row: expected JSON, found" in ran.stderr
+    assert ":1: expected JSON, found" in ran.stderr
 
 
 def test_a_time_is_predicted_between_two_capacities(stored, tmp_path):
