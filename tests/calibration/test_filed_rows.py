@@ -111,10 +111,10 @@ def test_a_row_that_lacks_a_field_and_a_file_of_something_else_are_refused(tmp_p
     for text, told in (
         (
             json.dumps({name: ROW[name] for name in ROW if name != "engine"}).encode(),
-            "engine: missing; expected a line",
+            "engine: missing; expected a row",
         ),
         (b"id,source\n", "expected JSON, found 'id,source'"),
-        (b"\xff\xfe", "invalid file"),
+        (b"\xff\xfe", "found bytes that are no text"),
     ):
         file.write_bytes(text)
         with pytest.raises(rows.ConfigError, match=told):
