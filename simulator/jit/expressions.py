@@ -14,8 +14,6 @@ from moereplay.simulator.jit.marks import MARKED, NotCompiledError, Reader
 from moereplay.simulator.jit.values import (
     MEMORY,
     NOTHING,
-    PLAIN_POINTERS,
-    POINTER,
     REAL,
     SHORT,
     TRUTH,
@@ -109,17 +107,9 @@ class Emitter:
 
     # memory
 
-    def typed(self, address: str, llvm: str) -> str:
-        """Return an operand that addresses this kind of number."""
-        return f"ptr {address}" if PLAIN_POINTERS else f"{llvm}* {self.emit(f'bitcast i8* {address} to {llvm}*')}"
-
     def behind(self, address: str, offset: Any) -> str:
         """Return the address some bytes behind another."""
-        return (
-            address
-            if offset in (0, "0")
-            else self.emit(f"getelementptr inbounds i8, {POINTER} {address}, i64 {offset}")
-        )
+        return address if offset in (0, "0") else self.emit(f"getelementptr inbounds i8, ptr {address}, i64 {offset}")
 
     def load(self, address: str, of: Layout, more: str = "") -> Value:
         """Load a number."""
@@ -127,7 +117,7 @@ class Emitter:
         if name not in MEMORY and name != "b1" and of.dtype.kind != "u":
             raise NotCompiledError(f"numbers of type {of.dtype} in memory")
         llvm = MEMORY.get(name) or f"i{of.size * 8}"
-        found = self.emit(f"load {llvm}, {self.typed(address, llvm)}, align {of.align}{more}")
+        found = self.emit(f"load {llvm}, ptr {address}, align {of.align}{more}")
         if llvm in ("double", "float"):
             return Value(Number(llvm), (found,))
         if of.dtype.kind == "b":
@@ -145,7 +135,7 @@ class Emitter:
             operand, llvm = self.number(value, WHOLE), f"i{of.size * 8}"
             if llvm != "i64":
                 operand = self.emit(f"trunc i64 {operand} to {llvm}")
-        self.line(f"store {llvm} {operand}, {self.typed(address, llvm)}, align {of.align}")
+        self.line(f"store {llvm} {operand}, ptr {address}, align {of.align}")
 
     def fill(self, array: Value, value: Value) -> None:
         """Set all numbers of an array."""
@@ -162,17 +152,16 @@ class Emitter:
     def loop(self, start: str, stop: str, step: int, body: Callable[[str, Block, Block], None]) -> None:
         """Translate a loop by one call of `body`, with the number of the turn and where `continue` and `break` go."""
         counter, test, turn, following, after = self.slot("i64"), *(self.new_block() for _ in range(4))
-        here = f"{'ptr' if PLAIN_POINTERS else 'i64*'} {counter}"
-        self.line(f"store i64 {start}, {here}")
+        self.line(f"store i64 {start}, ptr {counter}")
         self.jump(test)
         self.block = test
-        at = self.emit(f"load i64, {here}")
+        at = self.emit(f"load i64, ptr {counter}")
         self.branch(self.emit(f"icmp {'slt' if step > 0 else 'sgt'} i64 {at}, {stop}"), turn, after)
         self.block = turn
         body(at, following, after)
         self.jump(following)
         self.block = following
-        self.line(f"store i64 {self.emit(f'add nsw i64 {at}, {step}')}, {here}")
+        self.line(f"store i64 {self.emit(f'add nsw i64 {at}, {step}')}, ptr {counter}")
         self.end(f"br label %{test.name}{self.loop_hint}")
         self.block = after
 
@@ -275,15 +264,13 @@ class Emitter:
 
     def copy(self, to: str, of: str, size: int) -> None:
         """Copy a record."""
-        name = "llvm.memcpy.p0.p0.i64" if PLAIN_POINTERS else "llvm.memcpy.p0i8.p0i8.i64"
-        self.needed[name] = f"void @{name}({POINTER}, {POINTER}, i64, i1)"
-        self.line(f"call void @{name}({POINTER} {to}, {POINTER} {of}, i64 {size}, i1 false)")
+        self.needed["llvm.memcpy"] = "void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"
+        self.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {of}, i64 {size}, i1 false)")
 
     def _load_ahead_of(self, record: Value) -> Value:
         """Prefetch the cache line at the start of a record, to be written, into all caches."""
-        name = "llvm.prefetch.p0" if PLAIN_POINTERS else "llvm.prefetch.p0i8"
-        self.needed[name] = f"void @{name}({POINTER}, i32, i32, i32)"
-        self.line(f"call void @{name}({POINTER} {record.parts[0]}, i32 1, i32 3, i32 1)")
+        self.needed["llvm.prefetch"] = "void @llvm.prefetch.p0(ptr, i32, i32, i32)"
+        self.line(f"call void @llvm.prefetch.p0(ptr {record.parts[0]}, i32 1, i32 3, i32 1)")
         return Value(NOTHING)
 
     def _min_of(self, *given: Value) -> Value:
@@ -365,13 +352,7 @@ class Expressions(Emitter):
     def variable(self, name: str) -> Value:
         """Load a variable."""
         kind = self.kinds[name]
-        return Value(
-            kind,
-            tuple(
-                self.emit(f"load {llvm}, {'ptr' if PLAIN_POINTERS else llvm + '*'} %{name}.{at}")
-                for at, llvm in enumerate(parts_of(kind))
-            ),
-        )
+        return Value(kind, tuple(self.emit(f"load {llvm}, ptr %{name}.{at}") for at, llvm in enumerate(parts_of(kind))))
 
     def _on_tuple(self, node: ast.Tuple) -> Value:
         return group(self._values(node.elts))
@@ -397,9 +378,8 @@ class Expressions(Emitter):
         return Value(of.kind, (self.emit(f"fneg {of.kind.llvm} {of.parts[0]}"),))
 
     def _on_compare(self, node: ast.Compare) -> Value:
-        return self._one_of_two(node) if len(node.ops) > 1 else self._compared(node)
-
-    def _compared(self, node: ast.Compare) -> Value:
+        if len(node.ops) > 1:
+            return self._one_of_two(node)
         return Value(TRUTH, (self.compare(node.ops[0], self.value(node.left), self.value(node.comparators[0])),))
 
     def _on_boolop(self, node: ast.BoolOp) -> Value:
@@ -505,8 +485,7 @@ class Expressions(Emitter):
     def _hook(self, table: Value, at: int) -> Value:
         """Return a hook, or the tuple of an event's listeners."""
         shape, first, (address,) = table.kind.shapes[at], table.kind.first[at], table.parts
-        word = self.typed(address, POINTER) if PLAIN_POINTERS else f"i8** {self.emit(f'bitcast i8* {address} to i8**')}"
-        place = self.emit(f"load {POINTER}, {word}, align 8")
+        place = self.emit(f"load ptr, ptr {address}, align 8")
         found = [
             Value(Pointer(shape), (self.load(self.behind(address, 8 * at), layout(np.dtype(np.int64))).parts[0], place))
             for at in range(first, first + (shape.listeners or 1))
@@ -601,7 +580,7 @@ class Expressions(Emitter):
     def _read(self, of: Reader, state: Value) -> Value:
         """Read the address and the lengths of an array, or the address of a record."""
         number = self._invariant(state, f"at_{of.name}")
-        address = self.emit(f"inttoptr i64 {number} to {POINTER}")
+        address = self.emit(f"inttoptr i64 {number} to ptr")
         if not of.axes:
             return Value(Record(layout(of.dtype)), (address,))
         lengths = ["0" if not (at or of.whole) else self._invariant(state, axis) for at, axis in enumerate(of.axes)]
@@ -650,16 +629,10 @@ class Expressions(Emitter):
 
     def _call_hook(self, hook: Value, arguments: list[Value]) -> Value:
         """Call a hook by Numba's convention (`calls`)."""
-        address, place = hook.parts
-        result = self.slot("i64")
-        if not PLAIN_POINTERS:
-            result = self.emit(f"bitcast i64* {result} to i8*")
-        kinds = [POINTER, POINTER, POINTER, *["i64"] * (len(arguments) - 1)]
-        parts = [result, place, arguments[0].parts[0], *(self.number(each, WHOLE) for each in arguments[1:])]
-        to = "ptr" if PLAIN_POINTERS else f"i32 ({', '.join(kinds)})*"
-        function = self.emit(f"inttoptr i64 {address} to {to}")
-        given = ", ".join(f"{kind} {part}" for kind, part in zip(kinds, parts, strict=True))
-        status = self.emit(f"call i32 {function}({given})")
+        (address, place), result = hook.parts, self.slot("i64")
+        numbers = "".join(f", i64 {self.number(each, WHOLE)}" for each in arguments[1:])
+        function = self.emit(f"inttoptr i64 {address} to ptr")
+        status = self.emit(f"call i32 {function}(ptr {result}, ptr {place}, ptr {arguments[0].parts[0]}{numbers})")
         bad = self.emit(f"icmp ne i32 {status}, 0")
         self._check(status, self.emit(f"and i1 {bad}, {self.emit(f'icmp ne i32 {status}, {NO_VALUE}')}"))
         return self.load(result, INT64) if hook.kind.shape.returns else Value(NOTHING)

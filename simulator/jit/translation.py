@@ -24,8 +24,6 @@ from moereplay.simulator.jit.machine_code import Built, machine_code_of
 from moereplay.simulator.jit.marks import MARKED, VECTORIZED, NotCompiledError, Reader, Shape
 from moereplay.simulator.jit.values import (
     NOTHING,
-    PLAIN_POINTERS,
-    POINTER,
     WHOLE,
     Array,
     Group,
@@ -113,11 +111,8 @@ class Freezer(ast.NodeTransformer):
         return [ast.copy_location(ast.Assign([node.target], ast.Constant(0)), node), *node.body]
 
     def _body(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        return [each for line in body for each in self._lines(line)]
-
-    def _lines(self, line: ast.stmt) -> list[ast.stmt]:
-        made = self.visit(line)
-        return made if isinstance(made, list) else [made]
+        made = map(self.visit, body)
+        return [line for each in made for line in (each if isinstance(each, list) else [each])]
 
 
 class Function(Expressions):
@@ -161,7 +156,7 @@ class Function(Expressions):
             self.kinds[name], self.has_widened = kind, True
         stored = zip(parts_of(kind), self.convert(value, kind).parts, strict=True)
         for at, (llvm, part) in enumerate(stored):
-            self.line(f"store {llvm} {part}, {'ptr' if PLAIN_POINTERS else llvm + '*'} %{name}.{at}")
+            self.line(f"store {llvm} {part}, ptr %{name}.{at}")
 
     # statements
 
@@ -386,23 +381,15 @@ def translated(
     module, table = Module(state, constants), Hooks(hooks._fields, tuple(shapes))
     called, _, fails = module.function(entry, (module.state, table))
     hooks_given = "".join(f", i64 %h{at}" for at in range(1, table.size))
-    lines = [f"define i32 @{name}({POINTER} %result, {POINTER} %raised, {POINTER} %s{hooks_given}) nounwind {{"]
-    lines.append(f"%t = alloca [{table.size} x i64], align 8")
-    base = "%t" if PLAIN_POINTERS else "%b"
-    if not PLAIN_POINTERS:
-        lines.append(f"%b = bitcast [{table.size} x i64]* %t to i8*")
-    lines.append(f"%h0 = ptrtoint {POINTER} %raised to i64")
+    lines = [f"define i32 @{name}(ptr %result, ptr %raised, ptr %s{hooks_given}) nounwind {{"]
+    lines += [f"%t = alloca [{table.size} x i64], align 8", "%h0 = ptrtoint ptr %raised to i64"]
     for at in range(table.size):
-        lines.append(f"%p{at} = getelementptr inbounds i8, {POINTER} {base}, i64 {8 * at}")
-        to = f"ptr %p{at}"
-        if not PLAIN_POINTERS:
-            lines.append(f"%q{at} = bitcast i8* %p{at} to i64*")
-            to = f"i64* %q{at}"
-        lines.append(f"store i64 %h{at}, {to}, align 8")
+        lines.append(f"%p{at} = getelementptr inbounds i8, ptr %t, i64 {8 * at}")
+        lines.append(f"store i64 %h{at}, ptr %p{at}, align 8")
     if fails:
-        lines += [f"%status = call i32 @{called}({POINTER} %s, {POINTER} {base})", "ret i32 %status", "}"]
+        lines += [f"%status = call i32 @{called}(ptr %s, ptr %t)", "ret i32 %status", "}"]
     else:
-        lines += [f"call void @{called}({POINTER} %s, {POINTER} {base})", "ret i32 0", "}"]
+        lines += [f"call void @{called}(ptr %s, ptr %t)", "ret i32 0", "}"]
     needed = [f"declare {each}" for each in module.needed.values()]
     ends = ["!0 = !{}", '!1 = !{!"branch_weights", i32 1, i32 99}']
     ends += ["!2 = distinct !{!2, !3}", '!3 = !{!"llvm.loop.vectorize.enable", i1 true}', ""]

@@ -12,13 +12,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import binding
 
 from moereplay.simulator.jit.marks import NotCompiledError, Shape
-
-#: LLVM writes pointers without the kind of what they address since version 17.
-PLAIN_POINTERS = binding.llvm_version_info[0] >= 17
-POINTER = "ptr" if PLAIN_POINTERS else "i8*"
 
 
 class Number(NamedTuple):
@@ -109,21 +104,16 @@ class Value(NamedTuple):
 
 
 NOTHING = Group((), ())
-_layouts: list[Layout] = []
-_by_id: dict[int, Layout] = {}
+#: By the id of a type, which is kept, or its id may become another's.
+_layouts: dict[int, tuple[np.dtype, Layout]] = {}
 
 
 def layout(dtype: np.dtype) -> Layout:
     """Return the layout of a type; the same one for equal types."""
-    if id(dtype) not in _by_id:
-        found = next((each for each in _layouts if each.dtype == dtype), None)
-        _layouts.append(found or Layout(dtype))
-        _by_id[id(dtype)] = _layouts[-1]
-        _kept.append(dtype)  # or its id may become another's
-    return _by_id[id(dtype)]
-
-
-_kept: list[np.dtype] = []
+    if id(dtype) not in _layouts:
+        found = next((each for _, each in _layouts.values() if each.dtype == dtype), None)
+        _layouts[id(dtype)] = dtype, found or Layout(dtype)
+    return _layouts[id(dtype)][1]
 
 
 def parts_of(kind: Any) -> tuple[str, ...]:
@@ -131,12 +121,12 @@ def parts_of(kind: Any) -> tuple[str, ...]:
     if isinstance(kind, Number):
         return (kind.llvm,)
     if isinstance(kind, Array):
-        return (POINTER, *["i64"] * kind.axes)
+        return ("ptr", *["i64"] * kind.axes)
     if isinstance(kind, Group):
         return tuple(part for each in kind.kinds for part in parts_of(each))
     if isinstance(kind, Pointer):
-        return ("i64", POINTER)
-    return () if isinstance(kind, Known) else (POINTER,)
+        return ("i64", "ptr")
+    return () if isinstance(kind, Known) else ("ptr",)
 
 
 def constant(value: Any) -> Value:
