@@ -48,8 +48,7 @@ class Compiled:
 
     def __call__(self, *arguments: Any) -> None:
         """Call the function. Raises its exceptions."""
-        numbers = list(flat(arguments))
-        call(self._address(arguments, kinds(arguments)), numbers)
+        caller(self._address(arguments, kinds(arguments)), list(flat(arguments)))()
 
     def _address(self, arguments: tuple[Any, ...], kind: str) -> int:
         with COMPILING:
@@ -94,13 +93,8 @@ def flat(argument: Any) -> Iterator[Any]:
         yield ctypes.c_int8(argument) if isinstance(argument, bool) else ctypes.c_int64(argument)
 
 
-def call(address: int, numbers: list[Any]) -> None:
-    """Call a function that returns nothing. Raises its exceptions."""
-    caller(address, numbers)()
-
-
 def caller(address: int, numbers: list[Any]) -> Callable[[], None]:
-    """Return `call` with fixed arguments, for many calls."""
+    """Return a function that calls the code at an address with these arguments, and raises its exceptions."""
     code = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *map(type, numbers))(address)
     result, raised = ctypes.c_void_p(), ctypes.POINTER(Raised)()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dis
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import CellType, FunctionType
 from typing import Any
@@ -36,13 +36,6 @@ from moereplay.simulator.jit.marks import MARKED, Builtin, Column, NotCompiledEr
 WORD = ir.IntType(64)
 
 # readers of the state and bit operations, as `marks` declares them
-
-
-def reader(of: Reader | Table) -> Any:
-    """Return the function of a reader."""
-    if isinstance(of, Table):
-        return table_reader(of)
-    return array_reader(of) if of.axes else record_reader(of)
 
 
 def array_reader(of: Reader) -> Any:
@@ -171,10 +164,7 @@ def _length(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 @lower_builtin(operator.getitem, TableKind, types.intp)
 def _row(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    table, rows = (
-        signature.args[0],
-        _number(builder, signature.args[0].state, arguments[0], signature.args[0].of.length),
-    )
+    table, rows = signature.args[0], _length(context, builder, signature, arguments)
     at = fix_integer_index(context, builder, types.intp, arguments[1], rows)
     if context.enable_boundscheck:
         cgutils.do_boundscheck(context, builder, at, rows)
@@ -209,20 +199,13 @@ def _bit_length(typing: Any, number: Any) -> Any:
 
 
 def _bit_count(typing: Any, number: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.int64(types.int64), generate
+    return types.int64(types.int64), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])
 
 
 def _whole_number(typing: Any, answer: Any) -> Any:
     if not isinstance(answer, types.Integer | types.Boolean):
         raise TypingError(f"invalid result type {answer}: expected an integer")
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return arguments[0]
-
-    return answer(answer), generate
+    return answer(answer), lambda context, builder, signature, arguments: arguments[0]
 
 
 BUILTINS = {
@@ -325,29 +308,14 @@ class WholeCompiler(PartCompiler):
 
 
 @contextmanager
-def short_names() -> Iterator[None]:
-    """Let Numba print a record by its name within the context: printing its fields takes a quarter of compilation."""
-    before = types.Record.__repr__
-    types.Record.__repr__ = types.Record.__str__
+def changed(of: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of Numba's within the context."""
+    before = getattr(of, name)
+    setattr(of, name, value)
     try:
         yield
     finally:
-        types.Record.__repr__ = before
-
-
-@contextmanager
-def bounds_checks(wanted: bool) -> Iterator[None]:
-    """Compile so that an index outside an array raises IndexError, within the context.
-
-    An option of njit would not apply to functions that the hook calls.
-    """
-    settings: Any = config  # its attributes are set at import
-    before = settings.BOUNDSCHECK
-    settings.BOUNDSCHECK = 1 if wanted else before
-    try:
-        yield
-    finally:
-        settings.BOUNDSCHECK = before
+        setattr(of, name, before)
 
 
 # compiling
@@ -362,13 +330,10 @@ MARKS: dict[str, Callable] = {
 }
 
 
-def built(
-    function: FunctionType,
-    signature: Any,
-    **options: Any,
-) -> Built:
+def built(function: FunctionType, signature: Any, **options: Any) -> Built:
     """Compile a function with all that it calls. Raises NotCompiledError."""
-    with short_names():
+    # Numba prints a record by its name: printing its fields takes a quarter of compilation
+    with changed(types.Record, "__repr__", types.Record.__str__):
         try:
             dispatcher: Any = njit(signature, pipeline_class=WholeCompiler, **UNWRAPPED, **options)(
                 _with_compiled(function, {})
@@ -394,14 +359,16 @@ def _with_compiled(function: FunctionType, made: dict[Any, Any]) -> FunctionType
 def _compiled(value: Any, made: dict[Any, Any]) -> Any:
     if isinstance(value, Builtin):
         return BUILTINS[value.name]
-    if isinstance(value, Reader | Table):
-        if value not in made:
-            made[value] = reader(value)
-        return made[value]
-    if not isinstance(value, FunctionType) or value not in MARKED:
+    is_marked = isinstance(value, FunctionType) and value in MARKED
+    if not (is_marked or isinstance(value, Reader | Table)):
         return value
     if value not in made:
-        made[value] = MARKS[MARKED[value]](_with_compiled(value, made))
+        if isinstance(value, Table):
+            made[value] = table_reader(value)
+        elif isinstance(value, Reader):
+            made[value] = array_reader(value) if value.axes else record_reader(value)
+        else:
+            made[value] = MARKS[MARKED[value]](_with_compiled(value, made))
     return made[value]
 
 
@@ -411,20 +378,18 @@ def _part_of_callers(function: FunctionType) -> None:
     register_jitable(forceinline=True)(function)
 
 
-def _signature(shape: Shape, state: np.dtype) -> Any:
-    result = types.int64 if shape.returns else types.void
-    return result(numba.from_dtype(state), *[types.int64] * shape.numbers)
-
-
 def hook(adapter: FunctionType, state: np.dtype, shape: Shape, reached: Iterable[FunctionType], checked: bool) -> Built:
     """Compile an adapter with its hook and the functions that the hook reaches. Raises NotCompiledError."""
     for function in reached:
         _part_of_callers(function)
-    with bounds_checks(checked):
+    result = types.int64 if shape.returns else types.void
+    kinds = result(numba.from_dtype(state), *[types.int64] * shape.numbers)
+    # an option of njit would not apply to functions that the hook calls
+    with changed(config, "BOUNDSCHECK", 1) if checked else nullcontext():
         try:  # without lists, reference counts are not needed; they cost more than many hooks
-            return built(adapter, _signature(shape, state), _nrt=False)
+            return built(adapter, kinds, _nrt=False)
         except NotCompiledError:
-            return built(adapter, _signature(shape, state))
+            return built(adapter, kinds)
 
 
 def of_arguments(function: FunctionType, arguments: Iterable[Any]) -> Built:
