@@ -27,19 +27,14 @@ from moereplay.simulator.compiled.state import (
     all_batch_order,
     all_batch_score,
     all_batch_scores,
-    all_choice,
     all_demand_expert,
-    all_demand_mass,
-    all_demand_rank,
     all_demand_tokens,
-    all_ids,
-    all_logits,
     all_look_order,
     all_look_score,
     all_token_scores,
-    all_unfetched,
     all_weights,
     now,
+    whole,
 )
 from moereplay.simulator.config import PolicySet
 from moereplay.simulator.jit.machine_code import kept, unkept
@@ -163,40 +158,30 @@ def nothing(s, demanded=0):
     """Return None in place of an array."""
 
 
-@merged
-def ids(s):
-    """Return (T, k)."""
-    return all_ids(s)[: s["compute"]["tokens"]]
+def _of_tokens(name: str) -> Callable:
+    """Return the function from the state to an array's rows of the pass's tokens."""
+    array = whole(name)
+
+    @merged
+    def rows(s):
+        return array(s)[: s["compute"]["tokens"]]
+
+    return rows
 
 
-@merged
-def logits(s):
-    """Return (T, E)."""
-    return all_logits(s)[: s["compute"]["tokens"]]
+def _of_demand(name: str) -> Callable:
+    """Return the function from the state to an array's first entries, one per demanded expert."""
+    array = whole(name)
+
+    @merged
+    def entries(s, demanded):
+        return array(s)[:demanded]
+
+    return entries
 
 
-@merged
-def choice(s):
-    """Return (T, E)."""
-    return all_choice(s)[: s["compute"]["tokens"]]
-
-
-@merged
-def rank(s, demanded):
-    """Return (n,)."""
-    return all_demand_rank(s)[:demanded]
-
-
-@merged
-def mass(s, demanded):
-    """Return (n,)."""
-    return all_demand_mass(s)[:demanded]
-
-
-@merged
-def unfetched(s, demanded):
-    """Return (n,)."""
-    return all_unfetched(s)[:demanded]
+ids, logits, choice = map(_of_tokens, ("ids", "logits", "choice"))  # (T, k), (T, E), (T, E)
+rank, mass, unfetched = map(_of_demand, ("demand_rank", "demand_mass", "unfetched"))  # (n,)
 
 
 @merged

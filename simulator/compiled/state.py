@@ -26,16 +26,7 @@ from moereplay.simulator.compiled.layout import (
     RULE,
     STOP,
 )
-from moereplay.simulator.jit.marks import (
-    Column,
-    Reader,
-    Table,
-    array_reader,
-    called,
-    fast,
-    merged,
-    record_reader,
-)
+from moereplay.simulator.jit.marks import Column, Reader, Table, array_reader, called, fast, merged, record_reader
 
 #: Larger than every key.
 NO_KEY = (1 << 63) - 1
@@ -81,18 +72,12 @@ all_eval_copies = whole("eval_copies")
 all_eval_keys = whole("eval_keys")
 all_suggested = whole("suggested")
 all_eligible = whole("eligible")
-all_ids = whole("ids")
-all_logits = whole("logits")
-all_choice = whole("choice")
 all_weights = whole("weights")
 all_chosen = whole("chosen")
 all_missing = whole("missing")
 all_verdict = whole("verdict")
-all_unfetched = whole("unfetched")
 all_wants = whole("wants")
 all_demand_expert = whole("demand_expert")
-all_demand_rank = whole("demand_rank")
-all_demand_mass = whole("demand_mass")
 all_demand_tokens = whole("demand_tokens")
 all_token_scores = whole("token_scores")
 all_look_order = whole("look_order")
