@@ -172,7 +172,7 @@ def initial_state(
     chosen = spec.chosen.priced(spec.times)
     numbers = _scalars(spec, chosen) | _prices(inputs, spec) | _lengths(inputs, spec, chosen, lines, keep)
     numbers |= STEPPED if stepped else OWN_CLOCK
-    numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
+    numbers |= {"weighted": numbers["n_weighted"] > 0, "scored": numbers["n_scored"] > 0, "keeps": keep}
     numbers |= {"batched": numbers["n_batched"] > 0, "ring_mask": numbers["n_ring"] - 1}
     layered = len(LAYERED) if spec.by_layer else 0
     numbers |= {"n_layered": layered, "n_layer_cells": numbers["layers"] * 2 * layered}
@@ -187,11 +187,9 @@ def initial_state(
     # the fast path can note decisions that may hold on other platforms
     numbers |= noted_lengths(inputs, numbers, notes and is_fast(numbers) and not is_priced(numbers))
     costs = costs_of(inputs, spec)
-    numbers |= {"n_lengths": len(costs["dense_ns"]), "n_sizes": len(costs["expert_ns"])}
-    numbers |= {"n_costs": costs["expert_ns"].shape[1], "n_cpu_costs": costs["cpu_ns"].shape[1]}
-    numbers |= {"n_matrices": len(costs["matrix_sum"]), "n_read_links": len(costs["read_first"])}
-    numbers |= {"n_reads": len(costs["read_size"]), "n_lane_rates": len(costs["lane_rate"])}
-    numbers |= {"n_lanes": numbers["n_lane_rates"] // numbers["n_links"], "n_contexts": len(costs["kv_ns"])}
+    for name, array in costs.items():
+        numbers |= zip(ARRAYS[name][1], array.shape, strict=True)
+    numbers |= {"n_lanes": numbers["n_lane_rates"] // numbers["n_links"]}
     if numbers["passes"] * numbers["layers"] > MOST_STEPS:
         raise ConfigError(f"invalid number of steps: expected at most {MOST_STEPS:,} in a replay; take fewer requests")
     given = {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE), "stop": stop_flag()}
@@ -259,20 +257,11 @@ def _suggests_late(config: ReplayConfig, chosen: PolicySet) -> bool:
 
 def _prices(inputs: Inputs, spec: RunSpec) -> dict[str, int]:
     """Return which costs need code and not only a table."""
-    times = spec.times
-    return {
-        "has_loading": times.has_loading,
-        "loads_prefetches": times.loads_prefetches,
-        "waits_for_all": times.waits_for_all and spec.config.contract == "atomic",
-        "has_start": times.has_start,
-        "slows_compute": times.slows_compute,
-        "reads_kv": times.reads_kv,
+    names = ("has_loading", "loads_prefetches", "has_start", "slows_compute", "reads_kv", "has_pieces", "victim_ns")
+    return {name: getattr(spec.times, name) for name in (*names, "by_matrix", "has_stages")} | {
+        "waits_for_all": spec.times.waits_for_all and spec.config.contract == "atomic",
         "draft_ns": _draft_ns(inputs, spec),
-        "has_pieces": times.has_pieces,
-        "victim_ns": times.victim_ns,
-        "by_matrix": times.by_matrix,
-        "has_stages": times.has_stages,
-        "matrices": len(times.matrices),
+        "matrices": len(spec.times.matrices),
     }
 
 
@@ -313,8 +302,7 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     given["asks_of_each"] = eviction.admit is not None and each and not eviction.decides_once
     named = chosen.reads
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
-    reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
-    reads |= {"reads_unfetched": "unfetched" in named}
+    reads |= {f"reads_{name}": name in named for name in ("logits", "choice", "unfetched")}
     reads |= {"reads_demand": bool(named & {"rank", "mass"}), "reads_need": bool(named & {"needed", "mass_ever"})}
     queue = eviction.queue(chosen.eviction.params)
     without_key = HOOKS.keys() - {"key"}  # the key of a queue is one column, whatever else its text names
@@ -339,59 +327,42 @@ def _key_dependencies(eviction: Eviction) -> dict[str, int]:
 
 def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep: bool) -> dict[str, int]:
     layout, geometry = spec.layout, spec.layout.geometry
-    most = len(pass_lengths(inputs, spec)) - 1
-    numbers = {
-        "passes": len(inputs["pass_start"]),
+    most, copies = len(pass_lengths(inputs, spec)) - 1, layout.experts * layout.precisions
+    numbers = {axes[0]: len(inputs[name]) for name, (_, axes) in INPUT_ARRAYS.items()}
+    numbers |= {
         "width": inputs["token_ids"].shape[2],
         "n_experts": layout.experts,
-        "n_copies": layout.experts * layout.precisions,
+        "n_copies": copies,
         "n_links": len(spec.times.depth),
         "n_tiers": len(spec.lower),
-        "n_tiered": len(spec.lower) * layout.experts * layout.precisions,
+        "n_tiered": len(spec.lower) * copies,
         "n_pools": len(spec.pools),
         "n_reals": max(geometry.layers, len(spec.pools)),
-        "n_queued": layout.experts * layout.precisions + len(spec.pools),
-        "n_kinds": len(layout.tiers[0]) * layout.precisions,
+        "n_queued": copies + len(spec.pools),
         "n_cells": geometry.layers * 2 * WIDTH,
         "n_buckets": geometry.layers * 2 * BUCKETS,
         "n_log": lines,
-        "n_members": layout.experts * layout.precisions * (_candidate_rows(spec) // geometry.layers),
+        "n_members": copies * (_candidate_rows(spec) // geometry.layers),
         "n_ranks": _candidate_rows(spec),
-        "n_ring": 1 << ((1 + (spec.times.cpu_tier >= 0)) * layout.experts * layout.precisions).bit_length(),
-        "n_steps": len(inputs["offsets"]),
-        "n_demand": len(inputs["stream_expert"]),
-        "n_passes": len(inputs["stream_pass"]),
-        "n_tokens": len(inputs["token_ids"]),
-        "n_weighted": len(inputs["token_weights"]),
-        "n_scored": len(inputs["token_choice"]),
-        "n_sums": len(inputs["token_assigned"]),
-        "n_look": len(inputs["look_order"]),
+        "n_ring": 1 << ((1 + (spec.times.cpu_tier >= 0)) * copies).bit_length(),
         "n_most": most,
-        "n_held": most if len(inputs["token_choice"]) else 0,
+        "n_held": most if numbers["n_scored"] else 0,
         "n_accesses": 2 * geometry.experts,
-        "n_drafting": len(inputs["pass_drafts"]),
-        "n_batched": len(inputs["row_token"]),
-        "n_batch": most if len(inputs["row_token"]) else 0,
+        "n_batch": most if numbers["n_batched"] else 0,
         "n_kept": int(inputs["pass_tokens"].sum()) + len(inputs["share_token"]) if keep else 0,
-        "n_rows": len(inputs["requests"]),
         "n_counters": WIDTH,
         "n_times": TIMES,
         "n_par": len(chosen.eviction.par()),
+        "n_warm": len(spec.start[0]),
+        "n_warm_lower": sum(map(len, spec.start[1:])),
         "n_resident": len(spec.resident),
-        "n_firsts": len(inputs["first_share"]),
-        "n_shares": len(inputs["share_start"]),
-        "n_share_rows": len(inputs["share_token"]),
-        "arrives": len(inputs["share_start"]) > 0,
+        "n_to_load": copies if spec.times.loads_prefetches else 0,
+        "arrives": numbers["n_shares"] > 0,
     }
-    numbers |= {"n_warm": len(spec.start[0]), "n_warm_lower": sum(map(len, spec.start[1:]))}
     numbers |= _of_arrivals(numbers, spec) if numbers["arrives"] else {"n_slots": 0, "n_arrivals": 0}
-    numbers |= {
-        name: numbers["n_links"] * numbers[each] for name, each in (("n_rings", "n_ring"), ("n_wires", "n_kinds"))
-    }
-    numbers |= {"n_pieces": numbers["n_rings"] if spec.times.has_pieces else 0}
-    numbers |= {"n_crossings": numbers["n_rings"] if spec.times.by_matrix else 0}
-    numbers |= {"n_starts": numbers["n_wires"] if spec.times.has_start else 0}
-    numbers |= {"n_to_load": numbers["n_copies"] if spec.times.loads_prefetches else 0}
+    rings = numbers["n_links"] * numbers["n_ring"]
+    numbers |= {"n_rings": rings, "n_pieces": rings if spec.times.has_pieces else 0}
+    numbers |= {"n_crossings": rings if spec.times.by_matrix else 0}
     for i, kind in enumerate(KINDS):
         memory: Memory = getattr(chosen, kind).policy.memory
         rows = memory.rows + memory.rows_per_expert * geometry.experts

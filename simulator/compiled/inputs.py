@@ -380,11 +380,10 @@ def _kv(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
     if not times.reads_kv:
         return {}
     contexts, row = np.unique(_contexts(inputs, spec), return_inverse=True)
-    read = {
-        name: [times.kv_ns(int(each), slow) for each in contexts]
+    return {
+        name: np.array([times.kv_ns(int(each), slow) for each in contexts], np.int64)[row]
         for name, slow in (("kv_ns", False), ("slow_kv_ns", True))
     }
-    return {name: np.array(each, np.int64)[row] for name, each in read.items()}
 
 
 def _batches(times: Times) -> dict[str, np.ndarray]:
