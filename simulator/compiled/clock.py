@@ -184,13 +184,13 @@ def wire_of(s, link, y):
 def first_piece(s, link, y):
     """Return when the first piece of copy y arrives, ns; y has just been sent."""
     whole = on_the_wire(s, link, y)
-    return s["links"][link]["last_done"] - whole + part(whole, s["links"][link]["first"])
+    return s["links"][link]["last_done"] - whole + part(whole, s["links"][link]["first"], MILLION)
 
 
 @fast
-def part(ns, millionths):
-    """Return `millionths` of a time, rounded up, without overflow of 64 bits."""
-    return ns // MILLION * millionths + (ns % MILLION * millionths + MILLION - 1) // MILLION
+def part(ns, shares, whole):
+    """Return that many of `whole` equal shares of a time, rounded up, without overflow of 64 bits."""
+    return ns // whole * shares + (ns % whole * shares + whole - 1) // whole
 
 
 @fast

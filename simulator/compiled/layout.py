@@ -353,23 +353,8 @@ INPUT_ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "look_order": (np.int16, ("n_look", "n_tokens", "layers", "experts")),
     "look_score": (np.int32, ("n_look", "n_tokens", "layers", "experts")),
 }
-#: Input arrays that a run with arrivals writes itself, by the names of their writers.
-PLAN_ARRAYS = {
-    "plan_start": "pass_start",
-    "plan_tokens": "pass_tokens",
-    "plan_phase": "pass_phase",
-    "plan_request": "pass_request",
-    "plan_number": "pass_number",
-    "plan_position": "pass_position",
-    "plan_apart": "pass_apart",
-    "plan_drafts": "pass_drafts",
-    "plan_token": "row_token",
-    "plan_reads": "row_reads",
-    "plan_draft": "row_draft",
-    "plan_row_number": "row_number",
-    "plan_row_phase": "row_phase",
-    "plan_opens": "row_opens",
-}
+#: Input arrays that a run with arrivals writes itself, those of passes and rows, by the names of their writers.
+PLAN_ARRAYS = {f"plan_{name}": name for name in INPUT_ARRAYS if name.startswith(("pass_", "row_"))}
 #: Memory of the four kinds of policy, in the order of simulator.config.KINDS.
 MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
     f"{column}_{kind}": (dtype, axes)
@@ -440,18 +425,8 @@ STATE = np.dtype(
 OWN_CLOCK = {"external": 0}
 #: Costs and machines that the fast path's own code computes, if it is compiled for them: numbers known in advance,
 #: several links, lower tiers, experts for good and requests that arrive.
-LOOKED_UP = (
-    "n_links",
-    "n_tiers",
-    "has_start",
-    "slows_compute",
-    "reads_kv",
-    "draft_ns",
-    "has_pieces",
-    "victim_ns",
-    "n_resident",
-    "arrives",
-)
+LOOKED_UP = ("has_start", "slows_compute", "reads_kv", "draft_ns", "has_pieces", "victim_ns")
+LOOKED_UP += ("n_links", "n_tiers", "n_resident", "arrives")
 #: Two tiers, no expert for good, no prefetch for the next pass, passes known before the run, and no cost term beyond a
 #: table.
 TWO_TIERS = dict.fromkeys((name for name in LOOKED_UP if name != "n_links"), 0)

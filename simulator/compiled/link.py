@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from moereplay.policies.contract import ABSENT, NONE, QUEUED
 from moereplay.simulator.compiled.cache import BYPASSED, GRANTED, REFUSED, claim, forget_evicted, land, set_state
-from moereplay.simulator.compiled.clock import NEVER_DUE, cpu_is_busy, first_piece, free, move, resume, send
+from moereplay.simulator.compiled.clock import NEVER_DUE, cpu_is_busy, first_piece, free, move, part, resume, send
 from moereplay.simulator.compiled.counters import (
     BY_CPU,
     BY_DEMAND,
@@ -133,10 +133,8 @@ def fill(s, tier, y):
 @called
 def warm_lower(s, tier, y):
     """Make copy y resident in a tier before the start."""
-    show(s, tier, y, 1)
     s["lower"][tier]["used"] += size_of(s, y)
-    s["lower"][tier]["complete"] += size_of(s, y)
-    put_last(s, tier, y)
+    fill(s, tier, y)
 
 
 @fast
@@ -483,6 +481,14 @@ def notify_arrival(s, y):
 
 
 @fast
+def arrive(s, y):
+    """Give copy y to compute and resume it, if it waits, or will wait, for this transfer."""
+    if s.copies[y]["prefetch"] == 0 or s.copies[y]["awaited"] == 1:
+        notify_arrival(s, y)
+        resume(s)
+
+
+@fast
 def first_fill(s):
     """Return the first link that fills a lower tier."""
     return s["n_links"] - s["n_tiers"]
@@ -621,8 +627,7 @@ def of_matrices(s, ns, many):
     """Return the part of a time that the first `many` matrices take, rounded up."""
     if many == 0:
         return 0
-    whole, part = s.matrix_sum[s["matrices"] - 1], s.matrix_sum[many - 1]
-    return ns // whole * part + (ns % whole * part + whole - 1) // whole
+    return part(ns, s.matrix_sum[many - 1], s.matrix_sum[s["matrices"] - 1])
 
 
 @called
@@ -642,9 +647,8 @@ def land_by_matrix(s, hooks, link):
     for _ in range(s.batch_count[at]):
         y = take_landed(s, link)
         land(s, hooks, y)
-        if s["has_stages"] == 0 and (s.copies[y]["prefetch"] == 0 or s.copies[y]["awaited"] == 1):
-            notify_arrival(s, y)
-            resume(s)
+        if s["has_stages"] == 0:
+            arrive(s, y)
     mine["crossings"] -= 1
     wake_for_all(s)
 

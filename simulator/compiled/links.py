@@ -29,6 +29,7 @@ from moereplay.simulator.compiled.link import (
     STAYS,
     abandon,
     any_announced,
+    arrive,
     awaits_piece,
     batch_may_start,
     cancel_on,
@@ -46,7 +47,6 @@ from moereplay.simulator.compiled.link import (
     landing,
     may_start,
     note_arrival,
-    notify_arrival,
     place,
     prefetch_waits,
     push,
@@ -231,10 +231,7 @@ def complete(s, hooks):
         land_by_matrix(s, hooks, link)
         return
     if s["has_pieces"] == 1 and awaits_piece(s, link):
-        y = take_piece(s, link)
-        if is_awaited(s, y):  # compute goes on as if the transfer were complete
-            notify_arrival(s, y)
-            resume(s)
+        arrive(s, take_piece(s, link))  # compute goes on as if the transfer were complete
         return
     piece_was_here = s["has_pieces"] == 1 and s["links"][link]["pieced"] == 1
     y = copy_of(s, take_landed(s, link))
@@ -244,17 +241,10 @@ def complete(s, hooks):
         promote_to_next_tier(s, link - first_fill(s), y)
     else:
         land(s, hooks, y)
-        if not piece_was_here and is_awaited(s, y):
-            notify_arrival(s, y)
-            resume(s)
+        if not piece_was_here:
+            arrive(s, y)
     if s["waits_for_all"] == 1:  # compute also waits for the last arrival
         resume(s)
-
-
-@fast
-def is_awaited(s, y):
-    """Return whether compute waits, or will wait, for the transfer of copy y."""
-    return s.copies[y]["prefetch"] == 0 or s.copies[y]["awaited"] == 1
 
 
 @called
@@ -369,7 +359,7 @@ def until_the_rest(s, y, spent):
     """Return how long copy y keeps compute busy, given that its remainder must arrive before the rest runs."""
     link = home_of(s, y)
     lands = s.lands[place(s, link, s["links"][link]["flight_first"])]
-    return max(spent, lands + part(spent, MILLION - s["links"][link]["first"]) - s["clock"]["time"])
+    return max(spent, lands + part(spent, MILLION - s["links"][link]["first"], MILLION) - s["clock"]["time"])
 
 
 # Predictions of the prefetch policy: what it suggests at a gate, and how much of it the target step demands.
@@ -391,9 +381,9 @@ def count_predicted(s):
         count_here(s, PREDICTABLE, possible)
 
 
-@called
-def forget_predictions(s):
-    for x in range(s["n_experts"]):
+@fast
+def forget_predictions(s, first, end):
+    for x in range(first, end):
         s.predictions[x] = 0
 
 
@@ -401,8 +391,7 @@ def forget_predictions(s):
 def suggest(s, hooks):
     """Call the prefetch policy, and queue the absent copies that it predicts."""
     layer = s.now["layer"]
-    for x in range(layer * s["experts"], (layer + 1) * s["experts"]):
-        s.predictions[x] = 0  # predictions for this gate have been counted
+    forget_predictions(s, layer * s["experts"], (layer + 1) * s["experts"])  # those for this gate have been counted
     if s["renews"] == 1:  # the policy repeats suggestions that it still needs
         cancel(s, s.now["step"] + s["layers"])
     total = hooks.suggest(s)

@@ -68,11 +68,11 @@ def make_pass(s):
     if arrivals["rows"] == first:
         return False
     number = s.plan_row_number[first]
-    s.plan_start[index], s.plan_tokens[index] = first, arrivals["rows"] - first
-    s.plan_phase[index], s.plan_number[index] = s.plan_row_phase[first], number
-    s.plan_request[index], s.plan_apart[index] = s.requests[number], arrivals["apart"]
-    s.plan_drafts[index] = arrivals["drafts"]
-    s.plan_position[index] = s.plan_token[first] - first_token(s, number)
+    s.plan_pass_start[index], s.plan_pass_tokens[index] = first, arrivals["rows"] - first
+    s.plan_pass_phase[index], s.plan_pass_number[index] = s.plan_row_phase[first], number
+    s.plan_pass_request[index], s.plan_pass_apart[index] = s.requests[number], arrivals["apart"]
+    s.plan_pass_drafts[index] = arrivals["drafts"]
+    s.plan_pass_position[index] = s.plan_row_token[first] - first_token(s, number)
     return True
 
 
@@ -81,9 +81,9 @@ def add_share(s, number, share):
     """Add the rows of a share to a pass; a request whose share is not its first was in the pass before."""
     begin, end, at = s.share_start[share], s.share_start[share + 1], s["arrivals"]["rows"]
     for row in range(begin, end):
-        s.plan_token[at], s.plan_row_number[at] = s.share_token[row], number
-        s.plan_reads[at], s.plan_draft[at] = s.share_reads[row], s.share_draft[row]
-        s.plan_row_phase[at], s.plan_opens[at] = s.share_phase[row], 1 if row == begin else 0
+        s.plan_row_token[at], s.plan_row_number[at] = s.share_token[row], number
+        s.plan_row_reads[at], s.plan_row_draft[at] = s.share_reads[row], s.share_draft[row]
+        s.plan_row_phase[at], s.plan_row_opens[at] = s.share_phase[row], 1 if row == begin else 0
         s["arrivals"]["drafts"] += 1 if s.share_draft[row] != KNOWN else 0
         at += 1
     s["arrivals"]["rows"] = at
@@ -148,7 +148,7 @@ def reset(s):
     clear_links(s)
     keep_for_good(s)
     if s["next_pass"] == 1:
-        forget_predictions(s)
+        forget_predictions(s, 0, s["n_experts"])
     clear_memory(own_routing(s))
     clear_memory(own_prefetch(s))
     clear_memory(own_eviction(s))
