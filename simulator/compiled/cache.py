@@ -28,7 +28,6 @@ from moereplay.simulator.compiled.ranking import (
     count_use,
     following,
     forget_uses,
-    has_uses,
     invalidate,
     invalidate_expert,
     is_candidate,
@@ -254,7 +253,7 @@ def enter(s, y, unused):
     """Make copy y resident. `unused`: 1 if it was prefetched and no demand has met it."""
     copy, x = s.copies[y], expert_of(s, y)
     if s["keeps_uses"] == 1:
-        known = has_uses(s, x) or (s["precisions"] > 1 and find_any(s, x, RESIDENT) != NONE)
+        known = s.experts[x]["uses_here"] > 0 or (s["precisions"] > 1 and find_any(s, x, RESIDENT) != NONE)
         s.owned[y]["counted"] = 1 if unused == 1 and not known else 0
         if unused == 1 and not known:
             count_first_use(s, x)
@@ -286,14 +285,6 @@ def join_pool(s, y):
         move_last(s, y)
     if s["ranks"] == 1:
         add_member(s, y)
-
-
-@called
-def move_in(s, y):
-    """Move a resident copy from its side buffer into its pool."""
-    note_entry(s, y)  # the order of arrival in the cache itself
-    join_pool(s, y)
-    invalidate_expert(s, expert_of(s, y))
 
 
 @called
@@ -405,7 +396,7 @@ def reserve(s, hooks, y, prefetch):
         victim = choose_victim(s, hooks, pool, y)
         if victim == NONE:
             return REFUSED  # an error is set
-        if s["has_admit"] == 1 and not agreed and not admits(s, hooks.admit, y, prefetch, victim):
+        if s["has_admit"] == 1 and not agreed and not hooks.admit(s, y, prefetch, victim):
             return rejected(s, prefetch)
         agreed = True
         evict(s, hooks, victim, y, pool)
@@ -443,7 +434,7 @@ def evict_if_all_may(s, hooks, y, prefetch):
         victim = choose_victim(s, hooks, pool_of(s, y), y)
         if victim == NONE:
             verdict = REFUSED  # an error is set
-        elif not admits(s, hooks.admit, y, prefetch, victim):
+        elif not hooks.admit(s, y, prefetch, victim):
             verdict = rejected(s, prefetch)
         else:
             short -= taken_by(s, victim)
@@ -500,12 +491,6 @@ def victim_of_policy(s, hook, pool, y):
         return victim
     fail(s, BAD_VICTIM, victim)
     return NONE
-
-
-@called
-def admits(s, hook, y, prefetch, victim):
-    """Return whether the policy admits copy y in place of the victim."""
-    return hook(s, y, prefetch, victim)
 
 
 # last resort: copies whose compute has ended in this step
@@ -651,7 +636,9 @@ def promote(s, hooks, y):
     if reserve(s, hooks, y, 0) != GRANTED:
         return
     take(s, y)
-    move_in(s, y)
+    note_entry(s, y)  # the order of arrival in the cache itself
+    join_pool(s, y)
+    invalidate_expert(s, expert_of(s, y))
     note(s, IS_PROMOTE, y, BY_DEMAND)
     if s["listeners_on_insert"] != 0:
         on_insert(s, hooks, y, 0)

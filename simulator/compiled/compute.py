@@ -217,16 +217,11 @@ def next_load(s):
     return NONE
 
 
-@fast
-def load(s, i):
-    """Begin to load the i-th access; return the time that compute spends on it, ns."""
-    return load_copy(s, s.accesses[i]["y"], BY_DEMAND)
-
-
 @called
-def load_copy(s, y, cause):
+def load(s, y, cause):
     """Begin to load copy y; return the time that compute spends on it, ns."""
     spent = s.load_ns[kind_of(s, y)]
+    spend(s, spent)
     count(s, LOADING_NS, s.now["layer"], spent)
     span(s, IS_LOAD, y, 0, spent, cause)
     return spent
@@ -247,9 +242,7 @@ def go_on_loading(s, at):
         hand_over(s, s["compute"]["running"])
         go_to(s, LOAD)
     elif at == PRELOAD:
-        spent = load_copy(s, first_to_load(s), BY_PREFETCH)
-        spend(s, spent)
-        busy_until(s, spent, PRELOADED)
+        busy_until(s, load(s, first_to_load(s), BY_PREFETCH), PRELOADED)
     elif at == PRELOADED:
         prefetch_loaded(s)
         if any_to_load(s):
@@ -276,9 +269,7 @@ def begin_load(s):
     turn = next_load(s)
     # a load during which no other event is due takes no pass through the event loop
     while turn != NONE and nothing_else_until(s, s["clock"]["time"] + s.load_ns[kind_of(s, s.accesses[turn]["y"])]):
-        spent = load(s, turn)
-        spend(s, spent)
-        advance(s, s["clock"]["time"] + spent)
+        advance(s, s["clock"]["time"] + load(s, s.accesses[turn]["y"], BY_DEMAND))
         hand_over(s, turn)
         turn = next_load(s)
     if turn == NONE:
@@ -291,10 +282,8 @@ def begin_load(s):
         else:
             go_to(s, PRELOAD if any_to_load(s) else TURN)
         return
-    spent = load(s, turn)
-    spend(s, spent)
     s["compute"]["running"] = turn
-    busy_until(s, spent, LOADED)
+    busy_until(s, load(s, s.accesses[turn]["y"], BY_DEMAND), LOADED)
 
 
 # Stages of compute if links read matrix by matrix: rounds of available experts, in one stage per matrix.
@@ -307,7 +296,7 @@ def begin_load(s):
 def take_stage(s):
     """Begin the next stage or wait; return whether all experts of the look-up have been computed."""
     if s["round"]["stages"] == 0:
-        if next_left(s, 0) == NONE:
+        if next_left(s) == NONE:
             if cpu_is_busy(s):
                 wait(s)
                 return False
@@ -324,9 +313,9 @@ def take_stage(s):
 
 
 @called
-def next_left(s, first):
-    """Return the first access from a place on that waits for a round, or NONE."""
-    for i in range(first, s["gate"]["served"]):
+def next_left(s):
+    """Return the first access that waits for a round, or NONE."""
+    for i in range(s["gate"]["served"]):
         if runs_here(s.accesses[i]["served"]):
             return i
     return NONE
@@ -433,7 +422,7 @@ def finish_stage(s):
             if s["sequential"] == 1:
                 unpin(s, access["y"])
             s.accesses[i]["served"] = HAS_RUN
-    if s["sequential"] == 0 and next_left(s, 0) != NONE:
+    if s["sequential"] == 0 and next_left(s) != NONE:
         wake_links(s)
 
 

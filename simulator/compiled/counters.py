@@ -89,23 +89,23 @@ def count_for(s, t, counter, layer, amount):
 @fast
 def count_row_kept(s, row, layer, assigned, mass):
     """Charge a row's own request and phase with assignments and weight that ran as routed, as `count_apart` does."""
-    own, page, others = s.rows[s.row_number[row]], (layer * 2 + s.row_phase[row]) * WIDTH, s.before
-    s.cells[page + ASSIGNMENTS_KEPT] += assigned
-    own[ASSIGNMENTS_KEPT] += assigned
-    others[ASSIGNMENTS_KEPT] += assigned
-    s.cells[page + MASS] += mass
-    own[MASS] += mass
-    others[MASS] += mass
-    s.cells[page + MASS_KEPT] += mass
-    own[MASS_KEPT] += mass
-    others[MASS_KEPT] += mass
+    own, page = s.rows[s.row_number[row]], (layer * 2 + s.row_phase[row]) * WIDTH
+    charge(s, own, page, ASSIGNMENTS_KEPT, assigned)
+    charge(s, own, page, MASS, mass)
+    charge(s, own, page, MASS_KEPT, mass)
 
 
 @fast
 def count_apart(s, row, counter, layer, amount):
     """Charge a row's own request and phase, and exclude the amount from the difference of the current request."""
-    s.cells[(layer * 2 + s.row_phase[row]) * WIDTH + counter] += amount
-    s.rows[s.row_number[row], counter] += amount
+    charge(s, s.rows[s.row_number[row]], (layer * 2 + s.row_phase[row]) * WIDTH, counter, amount)
+
+
+@fast
+def charge(s, own, page, counter, amount):
+    """Add to a counter of a page and to the `own` one of a request, but not to the current request's difference."""
+    s.cells[page + counter] += amount
+    own[counter] += amount
     s.before[counter] += amount
 
 

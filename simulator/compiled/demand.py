@@ -139,14 +139,7 @@ def weigh(s):
     for t in range(s["compute"]["tokens"]):
         share = s.token_shares[token_at(s, t), layer]
         if s.rule["family"] == SPARSEMIXER:
-            weigh_near(
-                s.rule,
-                share,
-                s.token_logits[token_at(s, t), layer],
-                s.ran[t],
-                all_eligible(s),
-                s.units[t],
-            )
+            weigh_near(s.rule, share, s.token_logits[token_at(s, t), layer], s.ran[t], all_eligible(s), s.units[t])
         else:
             weigh_shares(s.rule, share, s.ran[t], s.units[t])
 
@@ -323,12 +316,8 @@ def count_lost(s, t, layer):
 
     Each foreign expert substitutes for one routed expert; those whose own slot runs something come first.
     """
-    weights, own, run = (
-        s.token_weights[token_at(s, t), layer],
-        s.token_ids[token_at(s, t), layer],
-        s.ran[t],
-    )
-    foreign, substituted, dropped = 0, 0, 0
+    weights, own = s.token_weights[token_at(s, t), layer], s.token_ids[token_at(s, t), layer]
+    run, foreign, substituted, dropped = s.ran[t], 0, 0, 0
     for j in range(s["width"]):
         if run[j] != NONE and s.run_in_own[j] == NONE:
             foreign += 1
@@ -460,19 +449,12 @@ def gather(s):
 # the recorded demand
 
 
-@fast
-def begin_recall(s):
-    """Set the number of recorded experts; return the step's first position in the demand stream."""
-    step = s.now["step"]
-    s["demand"]["demanded"] = s.offsets[step + 1] - s.offsets[step]
-    return s.offsets[step]
-
-
 @called
 def recall(s):
     """Copy the recorded demand; return the step's first position in the demand stream."""
-    first, demanded, base = begin_recall(s), s["demand"]["demanded"], s.now["layer"] * s["experts"]
-    assignments, mass = 0, 0
+    first, base = s.offsets[s.now["step"]], s.now["layer"] * s["experts"]
+    demanded, assignments, mass = s.offsets[s.now["step"] + 1] - first, 0, 0
+    s["demand"]["demanded"] = demanded
     for n in range(demanded):
         tokens, weight = s.stream_tokens[first + n], s.stream_sum[first + n]
         s.demand_expert[n], s.demand_tokens[n], s.demand_sum[n] = base + s.stream_expert[first + n], tokens, weight
@@ -710,7 +692,7 @@ def rebuild_union(s, served):
     for i in range(served):
         s.access_of[s.accesses[i]["x"] - base] = i
     for i in range(union):
-        serve(s, s.others[i], s.final_expert[i], s.final_tokens[i])
+        serve(s, i, s.final_expert[i], s.final_tokens[i])
     for i in range(served):
         s.access_of[s.accesses[i]["x"] - base] = NONE
         if not runs(s.accesses[i]["served"]):
@@ -720,15 +702,14 @@ def rebuild_union(s, served):
 
 
 @called
-def serve(s, access, x, tokens):
-    """Serve an expert of the new union: as before, or as a hit if it is a substitute."""
+def serve(s, i, x, tokens):
+    """Serve the i-th expert of the new union: as before, or as a hit if it is a substitute."""
     known = s.access_of[x - s.now["layer"] * s["experts"]]
     if known == NONE:
-        stand_in(s, access, x, tokens)
-        return
-    old = s.accesses[known]
-    access["n"], access["x"], access["y"], access["tokens"] = old["n"], old["x"], old["y"], tokens
-    access["served"] = old["served"]
+        stand_in(s, s.others[i], x, tokens)
+    else:
+        s.others[i] = s.accesses[known]
+        s.others[i]["tokens"] = tokens
 
 
 @called

@@ -36,15 +36,7 @@ from moereplay.simulator.compiled.counters import (
     TOKENS,
     WIDTH,
 )
-from moereplay.simulator.compiled.fast_path import (
-    FastHooks,
-    NoHooks,
-    Noted,
-    fast_path,
-    follow,
-    key_of,
-    priced_path,
-)
+from moereplay.simulator.compiled.fast_path import FastHooks, NoHooks, Noted, fast_path, follow, key_of, priced_path
 from moereplay.simulator.compiled.initial import SimulationState, initial_state
 from moereplay.simulator.compiled.inputs import Inputs, inputs_from, inputs_of
 from moereplay.simulator.compiled.kernel import (
@@ -58,15 +50,7 @@ from moereplay.simulator.compiled.kernel import (
     priced_kernel,
     stepped_kernel,
 )
-from moereplay.simulator.compiled.layout import (
-    FAST,
-    OWN_CLOCK,
-    PLAIN,
-    PRICED,
-    STATE,
-    STEPPED,
-    is_priced,
-)
+from moereplay.simulator.compiled.layout import FAST, OWN_CLOCK, PLAIN, PRICED, STATE, STEPPED, is_priced
 from moereplay.simulator.compiled.state import (
     BAD_CHOICE,
     BAD_NAME,

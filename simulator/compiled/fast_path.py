@@ -125,14 +125,9 @@ def layer_started(mark):
 def note_mark(s, mark):
     """Note a mark, if there is room; without room for all of them the course is useless."""
     if s["n_course"] > 0:
-        put(s, mark)
-
-
-@fast
-def put(s, mark):
-    if s["course"]["end"] < s["n_course"]:
-        s.course[s["course"]["end"]] = mark
-    s["course"]["end"] += 1
+        if s["course"]["end"] < s["n_course"]:
+            s.course[s["course"]["end"]] = mark
+        s["course"]["end"] += 1
 
 
 @fast
@@ -140,7 +135,7 @@ def note_starts(s, when):
     """Note the transfers that have started since the last call."""
     if s["n_course"] > 0:
         for at in range(s["course"]["started"], s["links"][0]["flight_end"]):
-            put(s, mark_of(layer_of(s, s.flight[place(s, 0, at)]), when))
+            note_mark(s, mark_of(layer_of(s, s.flight[place(s, 0, at)]), when))
         s["course"]["started"] = s["links"][0]["flight_end"]
 
 
@@ -153,12 +148,6 @@ class NoHooks(NamedTuple):
 
 def follow(s: Any, hooks: Any) -> None:
     """Compute the times of a run's notes on the platform of a state, or set `course.differs`; there are no hooks."""
-    follow_course(s)
-
-
-@fast
-def follow_course(s):
-    """Follow all steps, and land the transfers of the last nanosecond."""
     begin_step(s)
     while not is_over(s) and goes_on(s):
         if s["n_noted"] > 0:
@@ -250,19 +239,12 @@ class FastHooks(NamedTuple):
     key: Any
 
 
+@called
 def fast_path(s: Any, hooks: Any) -> None:
-    """Replay to the end. `layout.is_fast` must be true of the state; `hooks` are FastHooks."""
-    replay_steps(s, hooks)
+    """Run all steps, then land the transfers of the last nanosecond, but none that is issued in it.
 
-
-def priced_path(s: Any, hooks: Any) -> None:
-    """Do what `fast_path` does where `layout.is_priced` is true of the state."""
-    replay_steps(s, hooks)
-
-
-@fast
-def replay_steps(s, hooks):
-    """Run all steps, then land the transfers of the last nanosecond, but none that is issued in it."""
+    `layout.is_fast` must be true of the state; `hooks` are FastHooks.
+    """
     if s["n_resident"] > 0:
         keep_for_good(s)
     begin_step(s)
@@ -288,6 +270,11 @@ def replay_steps(s, hooks):
     run_link(s, hooks, s["clock"]["time"])
     count_unused(s)
     close_row(s)
+
+
+def priced_path(s: Any, hooks: Any) -> None:
+    """Do what `fast_path` does where `layout.is_priced` is true of the state."""
+    fast_path(s, hooks)
 
 
 # the link

@@ -27,22 +27,12 @@ from moereplay.simulator.compiled.link import close_links
 from moereplay.simulator.compiled.links import complete, next_landing, start_transfers
 from moereplay.simulator.compiled.passes import count_unused, warm_up
 from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of
-from moereplay.simulator.jit.marks import called, fast
+from moereplay.simulator.jit.marks import called
 
 
+@called
 def kernel(s: Any, hooks: Any) -> None:
     """Replay to the end. `engine` compiles it once for all policies; `hooks` are pointers, see `hooks.py`."""
-    replay(s, hooks)
-
-
-def priced_kernel(s: Any, hooks: Any) -> None:
-    """Replay to the end, with lower tiers or costs beyond tables: where `layout.is_plain` is false."""
-    replay(s, hooks)
-
-
-@fast
-def replay(s, hooks):
-    """Run the event loop from start to end."""
     warm_up(s, hooks)
     go_on(s)
     while s["errors"]["error"] == NO_ERROR:
@@ -74,6 +64,11 @@ def replay(s, hooks):
     close_row(s)
 
 
+def priced_kernel(s: Any, hooks: Any) -> None:
+    """Replay to the end, with lower tiers or costs beyond tables: where `layout.is_plain` is false."""
+    kernel(s, hooks)
+
+
 # the stepped kernel
 
 #: Reports of the caller in `stepped.ended`, with `clock.time` and the duration in `stepped.elapsed`.
@@ -82,12 +77,6 @@ BEGUN, COMPUTED, LANDED, RESUMED, ABANDONED, CLOSED = range(6)
 
 def stepped_kernel(s: Any, hooks: Any) -> None:
     """Process one reported end, and continue until something else must end. The state must be of `layout.STEPPED`."""
-    process_end(s, hooks)
-
-
-@fast
-def process_end(s, hooks):
-    """Process the reported end: none yet, compute, a transfer, a wait, an abandoned transfer, or the run."""
     ended = s["stepped"]["ended"]
     if ended == LANDED:
         charge_link(s)

@@ -431,12 +431,6 @@ def count_use(s, x, y):
 
 
 @fast
-def has_uses(s, x):
-    """Return whether expert x has been used since it last had no copy."""
-    return s.experts[x]["uses_here"] > 0
-
-
-@fast
 def count_first_use(s, x):
     """Count the arrival of a prefetch as the first use of expert x since it became resident."""
     s.experts[x]["uses_here"] = 1
