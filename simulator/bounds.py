@@ -20,7 +20,6 @@ from moereplay.policies.contract import Policy
 from moereplay.policies.grammar import at_most, note, parse
 from moereplay.policies.hooks import given_by
 from moereplay.results.serving import shortened
-from moereplay.results.settings import KINDS
 from moereplay.simulator.capacity import Listed, padded
 from moereplay.simulator.config import SEMANTICS_VERSION, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import RunSpec
@@ -376,10 +375,10 @@ def _lookahead(config: ReplayConfig, chosen: PolicySet) -> str:
 
 def _seed(config: ReplayConfig, chosen: PolicySet) -> str:
     """Return why a seed changes nothing, or an empty string."""
-    policies: list[Policy] = [getattr(chosen, kind).policy for kind in KINDS]
     shuffles = config.lookahead != "recorded" and not _lookahead(config, chosen)
     drawn = config.arrivals.startswith("poisson") or config.draft != OFF
-    return "" if not config.seed or shuffles or drawn or any(map(_draws, policies)) else "no policy here draws"
+    draws = any(_draws(each.policy) for each in chosen.all)
+    return "" if not config.seed or shuffles or drawn or draws else "no policy here draws"
 
 
 def _draws(policy: Policy) -> bool:

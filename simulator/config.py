@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from moereplay.policies.contract import NO_PROFILE, Eviction, Miss, PolicyError, Prefetch, Routing
 from moereplay.policies.grammar import Chosen, at_most, parse
@@ -25,7 +26,6 @@ from moereplay.traces.schema import Frozen, Geometry, Trace, TraceError, canonic
 from moereplay.traces.summary import experts_per_token, synthetic
 from moereplay.traces.texts import whole
 
-RESETS = "expected never, request or a number of tokens"
 NEXT = frozenset({"next_use", "next_pass"})  #: columns that routing makes untrue
 FUTURE = "future"  #: the capability of demand that is known in advance
 
@@ -65,6 +65,34 @@ def origin_of(trace: Trace) -> Origin:
 SEMANTICS_VERSION = 1
 
 
+def parse_reset(text: str) -> int:
+    """Return the tokens between resets: 0 for `never`, -1 for `request`, N for a number. Raises ValueError."""
+    if text in ("never", "request"):
+        return {"never": 0, "request": -1}[text]
+    if tokens := whole(text):
+        return tokens
+    raise ValueError("expected never, request or a number of tokens")
+
+
+def _capacity(text: str) -> str:
+    if text.endswith(".json"):  # its content is the setting, so that results do not depend on a path
+        text = by_layer(numbers_in(text, "capacity", "experts, one number per layer", (int,), least=2))
+    check_readable(text)
+    return text
+
+
+#: What reads a setting with a grammar of its own, and raises for an invalid one. A text that it returns is the setting.
+READ: dict[str, Callable[[str], object]] = {
+    "capacity": _capacity,
+    "passes": parse_passes,
+    "arrivals": parse_arrivals,
+    "draft": lambda text: parse_drafts(text).text,
+    "reset": parse_reset,
+    "dense": dense_size,
+    "dense_bits": check_dense_bits,
+}
+
+
 class ReplayConfig(Frozen):
     """Settings of one replay. Field names are the command line's options."""
 
@@ -91,61 +119,19 @@ class ReplayConfig(Frozen):
     dense_bits: str = ""
     seed: int = Field(default=0, ge=0, lt=2**63)
 
-    @field_validator("capacity")
+    @field_validator(*READ)
     @classmethod
-    def _capacity(cls, text: str) -> str:
-        if text.endswith(".json"):  # its content is the setting, so that results do not depend on a path
-            text = by_layer(numbers_in(text, "capacity", "experts, one number per layer", (int,), least=2))
-        check_readable(text)
-        return text
-
-    @field_validator("passes")
-    @classmethod
-    def _passes(cls, text: str) -> str:
-        parse_passes(text)
-        return text
-
-    @field_validator("arrivals")
-    @classmethod
-    def _arrivals(cls, text: str) -> str:
-        return parse_arrivals(text)
-
-    @field_validator("draft")
-    @classmethod
-    def _draft(cls, text: str) -> str:
-        return parse_drafts(text).text
-
-    @field_validator("reset")
-    @classmethod
-    def _reset(cls, text: str) -> str:
-        try:
-            parse_reset(text)
-        except ValueError:
-            raise ValueError(RESETS) from None
-        return text
-
-    @field_validator("dense")
-    @classmethod
-    def _dense(cls, text: str) -> str:
-        if text:
-            dense_size(text)
-        return text
-
-    @field_validator("dense_bits")
-    @classmethod
-    def _dense_bits(cls, text: str) -> str:
-        if text:
-            check_dense_bits(text)
-        return text
+    def _readable(cls, text: str, about: ValidationInfo) -> str:
+        name = str(about.field_name)
+        if text == cls.model_fields[name].default:
+            return text
+        read = READ[name](text)
+        return read if isinstance(read, str) else text
 
     @model_validator(mode="after")
-    def _one_dense(self) -> ReplayConfig:
+    def _go_together(self) -> ReplayConfig:
         if self.dense and self.dense_bits:
             raise ValueError("--dense cannot be combined with --dense-bits")
-        return self
-
-    @model_validator(mode="after")
-    def _slots_for_arrivals(self) -> ReplayConfig:
         check_together(self.arrivals, self.passes)
         return self
 
@@ -204,24 +190,27 @@ class PolicySet:
 
     def priced(self, times: Times) -> PolicySet:
         """Fill in the parameters that policies leave to the platform."""
-        chosen: list[Chosen] = [getattr(self, kind) for kind in KINDS]
-        return PolicySet(*(Chosen(one.policy, dict(one.policy.priced(one.params, times.costs))) for one in chosen))
+        return PolicySet(*(Chosen(one.policy, dict(one.policy.priced(one.params, times.costs))) for one in self.all))
+
+    @property
+    def all(self) -> list[Chosen]:
+        """The four, in the order of KINDS."""
+        return [getattr(self, kind) for kind in KINDS]
 
     @property
     def needs(self) -> frozenset[str]:
         """Capabilities of a trace that the four use."""
-        return frozenset().union(*(getattr(self, kind).needs for kind in KINDS))
+        return frozenset().union(*(each.needs for each in self.all))
 
     @property
     def reads(self) -> frozenset[str]:
         """Optional columns and arrays that any hook of the four may read."""
-        return frozenset().union(*(getattr(self, kind).policy.may_read for kind in KINDS))
+        return frozenset().union(*(each.policy.may_read for each in self.all))
 
     @property
     def own(self) -> list[str]:
         """Policies from user files, as `kind label`."""
-        chosen: list[Chosen] = [getattr(self, kind) for kind in KINDS]
-        return [f"{each.policy.kind} {each.policy.label}" for each in chosen if each.policy.version]
+        return [f"{each.policy.kind} {each.policy.label}" for each in self.all if each.policy.version]
 
     @property
     def open_loop(self) -> bool:
@@ -246,23 +235,21 @@ class PolicySet:
 
     @property
     def _fitted(self) -> list[Chosen]:
-        chosen: list[Chosen] = [getattr(self, kind) for kind in KINDS]
-        return [of for of in chosen if of.policy.profile(of.params) != NO_PROFILE]
+        return [of for of in self.all if of.policy.profile(of.params) != NO_PROFILE]
 
     def check(self, capabilities: frozenset[str], lookahead_depth: int) -> None:
         """Raises PolicyError naming the policy and the capability that the trace or live model lacks."""
         if len({of.policy.profile(of.params) for of in self._fitted}) > 1:
             raise PolicyError(f"{self.fitted} are fitted to different profiles; choose the same for both")
-        for kind in KINDS:
-            chosen: Chosen = getattr(self, kind)
-            for need in sorted(chosen.needs - capabilities):
-                raise PolicyError(f"{kind} {chosen.policy.name} needs {_lacking(need)}")
+        for each in self.all:
+            for need in sorted(each.needs - capabilities):
+                raise PolicyError(f"{each.policy.kind} {each.policy.name} needs {_lacking(need)}")
         depth = self.prefetch.policy.depth(self.prefetch.params)
         if "lookahead" in self.prefetch.needs and depth > lookahead_depth:
             raise PolicyError(
                 f"{self.prefetch.text()} looks {depth} layers ahead; the trace recorded {lookahead_depth}"
             )
-        for reader in (getattr(self, kind) for kind in KINDS):
+        for reader in self.all:
             # a profile of the recorded choice is known whatever routing makes of it
             is_profile = reader is self.routing and reader in self._fitted and not reader.policy.may_read & NEXT
             if self.changes_routing and FUTURE in reader.needs and not is_profile:
@@ -273,12 +260,11 @@ class PolicySet:
 
     def check_no_future(self) -> None:
         """Raises PolicyError naming a policy that needs the future, where that depends on times."""
-        for kind in KINDS:
-            chosen: Chosen = getattr(self, kind)
-            if FUTURE in chosen.needs:
+        for each in self.all:
+            if FUTURE in each.needs:
                 raise PolicyError(
-                    f"{kind} {chosen.text()} needs the future, which under --arrivals depends on times; choose another "
-                    "policy, or --arrivals all"
+                    f"{each.policy.kind} {each.text()} needs the future, which under --arrivals depends on times; "
+                    "choose another policy, or --arrivals all"
                 )
 
 
@@ -287,15 +273,6 @@ def _lacking(need: str) -> str:
     if need == FUTURE:
         return "the future, which a live run does not know; record the run and replay its trace"
     return f"{need}, which this trace lacks; replay a trace recorded with {record[need]}"
-
-
-def parse_reset(text: str) -> int:
-    """Return the tokens between resets: 0 for `never`, -1 for `request`, N for a number. Raises ValueError."""
-    if text in ("never", "request"):
-        return {"never": 0, "request": -1}[text]
-    if tokens := whole(text):
-        return tokens
-    raise ValueError(f"invalid reset {text!r}: {RESETS}")
 
 
 def configure(**settings: object) -> ReplayConfig:

@@ -147,7 +147,7 @@ def difference(expected: EndState, found: EndState) -> str:
 
 
 def _disagreement(chosen: PolicySet, difference: str) -> str:
-    own: list[Policy] = [policy for kind in KINDS if (policy := getattr(chosen, kind).policy).version]
+    own: list[Policy] = [each.policy for each in chosen.all if each.policy.version]
     promised = [
         f"{_file_of(policy)}: {policy.kind} {policy.label} promises {', '.join(_promises(policy))}" for policy in own
     ]

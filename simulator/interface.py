@@ -14,7 +14,7 @@ from moereplay.policies.grammar import Chosen
 from moereplay.results.result import Columns, Event, Row
 from moereplay.simulator.arrivals import ShareSource
 from moereplay.simulator.capacity import Listed, bytes_before, pairs_of, room
-from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig
+from moereplay.simulator.config import PolicySet, ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.source import Gates, TraceSource
 from moereplay.simulator.times import Times
@@ -155,7 +155,7 @@ class RunSpec:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        return frozenset(getattr(self.chosen, kind).policy.name for kind in KINDS)
+        return frozenset(each.policy.name for each in self.chosen.all)
 
     def decision_ns(self, layer: int, tokens: int) -> int:
         """Return the time that the policies' decisions add to the dense time of a step."""
