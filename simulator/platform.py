@@ -105,13 +105,6 @@ class Platform(Sparse):
             raise ValueError("[[tiers]] hold whole experts and cannot be combined with by_matrix of a link")
         return tiers
 
-    @field_validator("cpu")
-    @classmethod
-    def _of_experts(cls, cpu: Roofline | Measured | None) -> Roofline | Measured | None:
-        if isinstance(cpu, Roofline) and cpu.dense_formats:
-            raise ValueError("dense_formats: the CPU computes experts only; use formats or expert_bytes_per_s")
-        return cpu
-
     @field_validator("compute")
     @classmethod
     def _is_no_cpu(cls, compute: Roofline | Measured) -> Roofline | Measured:
@@ -122,7 +115,9 @@ class Platform(Sparse):
 
     @field_validator("cpu")
     @classmethod
-    def _reads_a_tier(cls, cpu: Roofline | Measured | None, others: ValidationInfo) -> Roofline | Measured | None:
+    def _is_a_cpu(cls, cpu: Roofline | Measured | None, others: ValidationInfo) -> Roofline | Measured | None:
+        if isinstance(cpu, Roofline) and cpu.dense_formats:
+            raise ValueError("dense_formats: the CPU computes experts only; use formats or expert_bytes_per_s")
         names = [tier.name for tier in others.data.get("tiers", ())]
         if cpu is not None and cpu.tier and names.count(cpu.tier) != 1:
             known = f"of {', '.join(names)}" if names else "of which there are none"
@@ -130,13 +125,9 @@ class Platform(Sparse):
         return cpu
 
     @model_validator(mode="after")
-    def _routers_have_a_price(self) -> Platform:
+    def _has_what_it_requires(self) -> Platform:
         if self.decisions.gates and not isinstance(self.compute, Roofline):
             raise ValueError('decisions.gates requires [compute] of kind "roofline"; use ns_per_prediction instead')
-        return self
-
-    @model_validator(mode="after")
-    def _reserve_of_a_memory(self) -> Platform:
         if self.reserve_bytes is not None and self.memory_bytes is None:
             raise ValueError("reserve_bytes requires memory_bytes")
         rest = [tier.name for tier in self.tiers if tier.capacity == REST]
@@ -219,17 +210,8 @@ class Platform(Sparse):
             | ({"from": link.tier} if link.tier else {})
             for link in self.links
         ]
-        about = {
-            "name",
-            "summary",
-            "source",
-            "fast_tier",
-            "slow_tier",
-            "overlap",
-            "memory_bytes",
-            "fault_ns",
-            "reserve_bytes",
-        }
+        about = {"name", "summary", "source", "fast_tier", "slow_tier"}
+        about |= {"overlap", "memory_bytes", "fault_ns", "reserve_bytes"}
         links = {"links": rows} if several else {"link": rows[0]}
         return self.model_dump(include=about) | links | self.model_dump(exclude={*about, "links"})
 

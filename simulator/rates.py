@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from math import inf, lcm
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.documents import Sparse, Text
@@ -34,11 +34,24 @@ Rate = Annotated[float, Field(ge=1, le=MOST_RATE)]
 Points = tuple[tuple[Annotated[int, Field(ge=1, lt=2**63)], Annotated[float, Field(gt=0, le=MOST_RATE)]], ...]
 
 
-def in_order(points: Points, what: str) -> Points:
+def _in_order(points: Points, what: str) -> Points:
     """Return the points. Raises ValueError unless x rises."""
     if any(after <= before for (before, _), (after, _) in pairwise(points)):
         raise ValueError(f"expected {what} that rise from point to point")
     return points
+
+
+def _from_one_token(points: Points) -> Points:
+    """Return times relative to one token. Raises ValueError."""
+    if points and points[0] != (1, 1.0):
+        raise ValueError("expected [1, 1.0] as the first point: one token takes 1.0 times the time of one token")
+    if any(after < before for (_, before), (_, after) in pairwise(points)):
+        raise ValueError("expected times that do not fall as tokens rise")
+    return _in_order(points, "tokens")
+
+
+BySize = Annotated[Points, AfterValidator(partial(_in_order, what="sizes"))]
+ByTokens = Annotated[Points, AfterValidator(_from_one_token)]
 
 
 @lru_cache(maxsize=4096)
@@ -221,7 +234,7 @@ class Roofline(Sparse):
     flops: Rate
     memory_bytes_per_s: Rate
     launch_ns: Ns = 0
-    by_tokens: Points = ()  #: what many tokens take, in times of what one takes; in proportion beyond the last
+    by_tokens: ByTokens = ()  #: what many tokens take, in times of what one takes; in proportion beyond the last
     expert_bytes_per_s: Rate | None = None  #: of routed experts, in place of `memory_bytes_per_s`
     formats: dict[str, Rate] = Field(default_factory=dict)  #: of routed experts in a format, in place of both
     dense_formats: dict[str, Rate] = Field(default_factory=dict)  #: of dense weights in a format
@@ -229,11 +242,6 @@ class Roofline(Sparse):
     tier: Text = ""  #: of a CPU: the row of [[tiers]] that it reads; default: the slow tier
     sync_ns: Ns = 0  #: of a CPU: once for a step's work that is queued at its gate
     rows_apart: bool = False  #: of a CPU: an expert is computed anew for every row, not once for all of them
-
-    @field_validator("by_tokens")
-    @classmethod
-    def _from_one(cls, points: Points) -> Points:
-        return _from_one_token(points)
 
     @field_validator("formats", "dense_formats")
     @classmethod
@@ -276,23 +284,13 @@ class Measured(Sparse):
     expert_ns: Ns = 0
     expert_ns_per_token: Ns = 0
     pass_ns: Ns = 0
-    dense_by_tokens: Points = ()  #: what many tokens take, in times of what one takes; in proportion beyond the last
-    expert_by_tokens: Points = ()  #: the same of an expert, in place of `expert_ns_per_token`
-    expert_by_size: Points = ()  #: by bytes of the copy, in times of `expert_ns`; constant beyond both ends
+    dense_by_tokens: ByTokens = ()  #: what many tokens take, in times of what one takes; in proportion beyond the last
+    expert_by_tokens: ByTokens = ()  #: the same of an expert, in place of `expert_ns_per_token`
+    expert_by_size: BySize = ()  #: by bytes of the copy, in times of `expert_ns`; constant beyond both ends
     kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; default: no time
     tier: Text = ""  #: of a CPU: the row of [[tiers]] that it reads; default: the slow tier
     sync_ns: Ns = 0  #: of a CPU: once for a step's work that is queued at its gate
     rows_apart: bool = False  #: of a CPU: an expert is computed anew for every row, not once for all of them
-
-    @field_validator("dense_by_tokens", "expert_by_tokens")
-    @classmethod
-    def _from_one(cls, points: Points) -> Points:
-        return _from_one_token(points)
-
-    @field_validator("expert_by_size")
-    @classmethod
-    def _rising(cls, points: Points) -> Points:
-        return in_order(points, "sizes")
 
     def dense(self, tokens: int, share: float = 1) -> int:
         """Return the nanoseconds of a layer's dense part, at a share of the processor's rate."""
@@ -314,12 +312,3 @@ class Measured(Sparse):
     def once(self, share: float = 1) -> int:
         """Return the nanoseconds of a pass before layer 0, at a share of the processor's rate."""
         return longer(self.pass_ns, share)
-
-
-def _from_one_token(points: Points) -> Points:
-    """Validate times relative to one token. Raises ValueError."""
-    if points and points[0] != (1, 1.0):
-        raise ValueError("expected [1, 1.0] as the first point: one token takes 1.0 times the time of one token")
-    if any(after < before for (_, before), (_, after) in pairwise(points)):
-        raise ValueError("expected times that do not fall as tokens rise")
-    return in_order(points, "tokens")

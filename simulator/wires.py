@@ -15,8 +15,8 @@ from moereplay.simulator.rates import (
     MILLION,
     MOST_NS,
     NS,
+    BySize,
     Ns,
-    Points,
     Rate,
     Share,
     bounded,
@@ -24,7 +24,6 @@ from moereplay.simulator.rates import (
     curve,
     exact,
     half_even,
-    in_order,
 )
 from moereplay.traces.documents import Sparse, Text
 
@@ -42,13 +41,8 @@ class Wire(Sparse):
     start_ns: Ns = 0  #: more latency for a transfer that starts on an idle wire
     start_ns_per_mib: float = Field(default=0, ge=0, le=MOST_NS)  #: and per MiB of its first read
     reads: int = Field(default=1, ge=1, le=4096)  #: of an expert, equal ones, one after the other
-    by_size: Points = ()  #: bytes/s by the size of a read, in place of `bytes_per_s`; constant beyond both ends
+    by_size: BySize = ()  #: bytes/s by the size of a read, in place of `bytes_per_s`; constant beyond both ends
     lane_bytes_per_s: Rate | None = None  #: of one lane: `depth` of them move no more than depth times that
-
-    @field_validator("by_size")
-    @classmethod
-    def _rising(cls, points: Points) -> Points:
-        return in_order(points, "sizes")
 
     @property
     def first_millionths(self) -> int:
@@ -155,14 +149,9 @@ class LowerTier(Wire):
 
     @field_validator("capacity", mode="before")
     @classmethod
-    def _is_text(cls, capacity: object) -> object:
+    def _readable(cls, capacity: object) -> object:
         if not isinstance(capacity, str):
             raise ValueError('expected a size in quotes, as in capacity = "32GB"')
-        return capacity
-
-    @field_validator("capacity")
-    @classmethod
-    def _readable(cls, capacity: str) -> str:
         try:
             if capacity != REST:
                 check_readable(capacity)
