@@ -13,62 +13,15 @@ takes steps in the order of what is left of them at these prices, each if its st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import mul
-from typing import NamedTuple
 
 import numpy as np
 
 from moereplay.simulator.curves.stream import NOWHERE, Cut, Demands, of_every, step_bytes
-from moereplay.simulator.curves.unequal import AT_ONCE, Bracket, Prices, move, paces_of
+from moereplay.simulator.curves.unequal import Bracket, Goals, best_prices, in_integers
 from moereplay.simulator.jit.calls import compiled
 from moereplay.simulator.jit.marks import called
-from moereplay.simulator.threads import check_stop
 
 BITS = 40  #: of a price that is worth a step
-
-
-class Steps(NamedTuple):
-    """The n stays of the m steps that may be complete, over P places."""
-
-    first: np.ndarray  #: (m + 1,) int64: the first stay of each step
-    begin: np.ndarray  #: (n,) int64: the first place
-    end: np.ndarray  #: (n,) int64: the place after the last
-    size: np.ndarray  #: (n,) int64
-    room: np.ndarray  #: (P,) int64
-
-
-@called
-def _weigh(steps, prices, blur):
-    """Return the limit at these prices, and sum up what the steps that are chosen at them keep."""
-    total = 0.0
-    for place in range(len(steps.room)):
-        prices.until[place + 1] = prices.until[place] + prices.each[place]
-        total += prices.each[place] * steps.room[place]
-        prices.wanted[place] = 0.0
-    for step in range(len(steps.first) - 1):
-        worth = 1.0
-        for n in range(steps.first[step], steps.first[step + 1]):
-            worth -= steps.size[n] * (prices.until[steps.end[n]] - prices.until[steps.begin[n]])
-        total += max(0.0, worth)
-        share = min(1.0, worth / blur + 0.5)
-        if share > 0.0:
-            for n in range(steps.first[step], steps.first[step + 1]):
-                prices.wanted[steps.begin[n]] += share * steps.size[n]
-                prices.wanted[steps.end[n]] -= share * steps.size[n]
-    for place in range(1, len(steps.room)):
-        prices.wanted[place] += prices.wanted[place - 1]
-    return total
-
-
-def _climb(steps, prices, turns, best, lowest, pool):
-    """Take a turn for each (blur, step); `best` are the prices of the lowest limit so far, `lowest`."""
-    for turn in range(len(turns)):
-        limit = _weigh(steps, prices, turns[turn, 0])
-        if limit < lowest[0]:
-            lowest[0] = limit
-            for place in range(len(best)):
-                best[place] = prices.each[place]
-        move(steps, prices, turns[turn, 1], pool)
 
 
 @called
@@ -97,7 +50,7 @@ def _choose(steps, order, used, told):
             told[0] += 1
 
 
-CLIMB, CHOOSE = compiled(_climb), compiled(_choose)
+CHOOSE = compiled(_choose)
 
 
 def most_complete(
@@ -111,17 +64,12 @@ def most_complete(
     steps = _steps(demands, cut, of_every(sizes, cut), np.array(pools, np.int64), warm)
     if not len(steps.size):
         return Bracket(len(steps.first) - 1, len(steps.first) - 1)
-    prices = _begun(steps)
-    best, lowest, pool = prices.each.copy(), np.full(1, np.inf), max(1, int(np.mean(pools)))
-    planned, at_once = paces_of(len(steps.size)), max(1, AT_ONCE // len(steps.size))
-    for first in range(0, len(planned), at_once):
-        check_stop()
-        CLIMB(steps, prices, planned[first : first + at_once], best, lowest, pool)
+    best = best_prices(steps, max(1, int(np.mean(pools))))
     reached = max(_reached(steps, each) for each in (best, np.ones(len(best))))
-    return Bracket(reached, min(_in_integers(steps, best), len(steps.first) - 1))
+    return Bracket(reached, min(in_integers(steps, best, BITS), len(steps.first) - 1))
 
 
-def _reached(steps: Steps, prices: np.ndarray) -> int:
+def _reached(steps: Goals, prices: np.ndarray) -> int:
     """Return the complete steps of the way at these prices."""
     until = np.concatenate([[0.0], np.cumsum(prices)])
     paid = np.concatenate([[0.0], np.cumsum(steps.size * (until[steps.end] - until[steps.begin]))])[steps.first]
@@ -130,7 +78,7 @@ def _reached(steps: Steps, prices: np.ndarray) -> int:
     return int(told[0])
 
 
-def _steps(demands: Demands, cut: Cut, sizes: np.ndarray, pools: np.ndarray, warm: Sequence[int]) -> Steps:
+def _steps(demands: Demands, cut: Cut, sizes: np.ndarray, pools: np.ndarray, warm: Sequence[int]) -> Goals:
     """Return the steps that demand something, fit their pool, and have no first use."""
     many = np.diff(demands.offsets)
     step, layers = np.repeat(np.arange(len(many)), many), np.arange(len(many)) % cut.layers
@@ -149,7 +97,7 @@ def _steps(demands: Demands, cut: Cut, sizes: np.ndarray, pools: np.ndarray, war
     whole[step[begin == NOWHERE]] = False
     kept = whole[step] & (begin < end)
     first = np.concatenate([[0], np.cumsum(np.bincount(step[kept], minlength=len(many))[whole])])
-    return Steps(first, begin[kept], end[kept], sizes[x[kept]], room)
+    return Goals(first, begin[kept], end[kept], sizes[x[kept]], room, single=False)
 
 
 def _last_uses(x: np.ndarray, begun: np.ndarray, place: np.ndarray) -> np.ndarray:
@@ -158,26 +106,3 @@ def _last_uses(x: np.ndarray, begun: np.ndarray, place: np.ndarray) -> np.ndarra
     again = (np.diff(x[order]) == 0) & (np.diff(begun[order]) == 0)
     found[order[1:][again]] = place[order[:-1][again]]
     return found
-
-
-def _begun(steps: Steps) -> Prices:
-    """Return the best uniform price: choose the steps with the least size x places that fit in all room."""
-    areas = np.concatenate([[0], np.cumsum(steps.size * (steps.end - steps.begin))])[steps.first]
-    area = np.sort(np.diff(areas)).astype(np.float64)
-    first_out = int(np.searchsorted(np.cumsum(area), steps.room.sum(dtype=np.float64), "right"))
-    places = len(steps.room)
-    price = 1.0 / max(1.0, area[min(first_out, len(area) - 1)])
-    return Prices(np.full(places, price), np.zeros(places + 1), *(np.zeros(places) for _ in range(3)))
-
-
-def _in_integers(steps: Steps, prices: np.ndarray) -> int:
-    """Return the limit at these prices, rounded down: it holds for integer prices just as well."""
-    one = 1 << BITS
-    whole = np.rint(np.minimum(prices, 1.0) * one).astype(np.int64)
-    until = np.concatenate([[0], np.cumsum(whole)])
-    paid = np.minimum(until[steps.end] - until[steps.begin], one // steps.size + 1) * steps.size  # beyond, worth is 0
-    spent = np.concatenate([[0], np.cumsum(paid)])[steps.first]  # may wrap, as differences do not
-    worth = np.maximum(one - np.diff(spent), 0)
-    lower = (1 << 20) - 1
-    room = sum(map(mul, steps.room.tolist(), whole.tolist()))  # may not fit 64 bits
-    return room + (int((worth >> 20).sum()) << 20) + int((worth & lower).sum()) >> BITS

@@ -7,7 +7,6 @@ as many as the router chose, whose gate shares sum to at least so much of the su
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,56 +106,30 @@ def choices(trace: Trace, passes: str, free: Freedom) -> Choices:
     """Return all permitted choices. Raises TraceError."""
     plan, geometry = schedule(trace, passes), trace.geometry
     pass_of = np.repeat(np.arange(len(plan)), plan.stop - plan.start)
-    keys, shares, forced, needs, mosts, counts = [], [], [], [], [], []
-    for first, last in _blocks(int(plan.stop[-1]), geometry.layers * geometry.experts):
+    layers, experts, rows = geometry.layers, geometry.experts, int(plan.stop[-1])
+    blocks, at_once = list[tuple[np.ndarray, ...]](), max(1, VALUES_AT_ONCE // (layers * experts))
+    for first in range(0, rows, at_once):
+        last = min(first + at_once, rows)
         made = _rules(trace, plan.tokens(first, last), free)
-        step = pass_of[first:last, None] * geometry.layers + np.arange(geometry.layers)
+        key = (pass_of[first:last, None] * layers + np.arange(layers))[:, :, None] * experts + made.expert
         there = made.expert >= 0
-        keys.append((step[:, :, None] * geometry.experts + made.expert)[there])
-        shares.append(made.share[there])
-        forced.append(made.forced[there])
-        needs.append(made.need.ravel())
-        mosts.append(made.most.ravel())
-        counts.append((there & ~made.forced).sum(-1).ravel())
-    rules = np.concatenate(needs), np.concatenate(mosts), np.concatenate(counts)
-    pairs = np.concatenate(keys), np.concatenate(shares), np.concatenate(forced)
-    return _joined(*pairs, *rules, len(plan) * geometry.layers, geometry.layers, geometry.experts)
-
-
-def _joined(
-    key: np.ndarray,
-    share: np.ndarray,
-    forced: np.ndarray,
-    need: np.ndarray,
-    most: np.ndarray,
-    count: np.ndarray,
-    steps: int,
-    layers: int,
-    experts: int,
-) -> Choices:
-    """Combine pairs of all rules, in the order of rules, into candidates; key = step * E + expert."""
-    found, candidate = np.unique(key, return_inverse=True)
+        of_rules = made.need.ravel(), made.most.ravel(), (there & ~made.forced).sum(-1).ravel()
+        blocks.append((key[there], made.share[there], made.forced[there], *of_rules))
+    key, share, forced, need, most, count = (np.concatenate(each) for each in zip(*blocks, strict=True))
+    found, candidate = np.unique(key, return_inverse=True)  # pairs of all rules, in their order, have few candidates
     step, expert = np.divmod(found, experts)
     is_forced = np.zeros(len(found), np.int8)
     is_forced[candidate[forced]] = 1
-    begins = np.searchsorted(step, np.arange(steps + 1))
+    begins = np.searchsorted(step, np.arange(len(plan) * layers + 1))
     offsets = np.concatenate([[0], np.cumsum(count)])
     columns = (step, step % layers * experts + expert, is_forced, begins, offsets)
-    made = Choices(*columns, candidate[~forced], share[~forced], need, most)
-    return Choices(*(np.ascontiguousarray(each, np.int8 if each.dtype == np.int8 else np.int64) for each in made))
-
-
-def _blocks(rows: int, values: int) -> Iterator[tuple[int, int]]:
-    most = max(1, VALUES_AT_ONCE // values)
-    yield from ((first, min(first + most, rows)) for first in range(0, rows, most))
+    chosen = Choices(*columns, candidate[~forced], share[~forced], need, most)
+    return Choices(*(np.ascontiguousarray(each, np.int8 if each.dtype == np.int8 else np.int64) for each in chosen))
 
 
 def _rules(trace: Trace, tokens: slice | np.ndarray, free: Freedom) -> Block:
-    ids, scores = (
-        token_arrays.rows(trace, "chosen")[tokens].astype(np.int64),
-        token_arrays.choice(trace)[tokens].astype(np.float64),
-    )
-    scores = np.array(scores)
+    ids = token_arrays.rows(trace, "chosen")[tokens].astype(np.int64)
+    scores = token_arrays.choice(trace)[tokens].astype(np.float64)  # a copy
     for j in range(ids.shape[-1] - 1, -1, -1):
         t, layer = np.nonzero(ids[:, :, j] >= 0)
         scores[t, layer, ids[t, layer, j]] = FIRST / (1 + j)

@@ -20,6 +20,7 @@ from moereplay.simulator.bounds import FORCED, RELAXED, Bound, Counted, count, j
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.curves.complete import most_complete
 from moereplay.simulator.curves.stream import Cut, demands_of, resets
+from moereplay.simulator.curves.unequal import Bracket
 from moereplay.simulator.limits.choices import Choices, Freedom, choices, sharpened
 from moereplay.simulator.limits.least_time import LeastTime, least_time
 from moereplay.simulator.limits.relaxation import Pools, Relaxation, unit_of
@@ -112,15 +113,8 @@ def complete_steps(trace: Trace, bound: Bound) -> Complete:
 # routing that may choose
 
 
-class Bracket(NamedTuple):
-    """Bounds on misses: no way has fewer than `at_least`, and some way has `at_most`."""
-
-    at_least: int
-    at_most: int
-
-
 def fewest_misses(trace: Trace, bound: Bound, free: Freedom, recorded: int) -> Bracket:
-    """Bound the misses in the pools of a relaxed bound, which has `recorded` misses by the recorded routing.
+    """Bracket the misses in the pools of a relaxed bound, which has `recorded` misses by the recorded routing.
 
     Raises TraceError.
     """
