@@ -41,7 +41,8 @@ PRECISE = 40  #: decimal digits of a logarithm before it is rounded to a double
 def parse_arrivals(text: str) -> str:
     """Return a checked setting, with the times of a file in its place. Raises ConfigError."""
     if text.endswith(".json"):
-        text = _listed_in(text)
+        seconds = numbers_in(text, "arrivals", "seconds, one per request", (int, float))
+        text = f"{LISTED}:{'/'.join(repr(each) for each in seconds)}"
     arrival_times(text, 0, 1 if text.partition(":")[0] != LISTED else text.count("/") + 1)
     return text
 
@@ -50,12 +51,6 @@ def check_together(arrivals: str, passes: str) -> None:
     """Raises ConfigError if requests arrive under a schedule without slots."""
     if arrivals != ALL and slots_of(passes) is None:
         raise ConfigError(f"--arrivals {shortened(arrivals)} requires --passes batch:N")
-
-
-def _listed_in(path: str) -> str:
-    """Return the setting for a file of times, in seconds. Raises ConfigError."""
-    seconds = numbers_in(path, "arrivals", "seconds, one per request", (int, float))
-    return f"{LISTED}:{'/'.join(repr(each) for each in seconds)}"
 
 
 def numbers_in(path: str, setting: str, what: str, kinds: tuple[type, ...], least: int = 1) -> list[Any]:
@@ -79,7 +74,8 @@ def arrival_times(text: str, seed: int, requests: int) -> tuple[int, ...]:
         gap = _figure(figure, text)
         return _checked(text, [number * gap for number in range(requests)])
     if name == "poisson" and (rate := _figure(figure, text)) > 0:
-        return _checked(text, map(Fraction, _poisson(float(rate), seed, requests)))
+        gaps = (-each / float(rate) for each in _logarithms(seed, requests))  # exponential, added up in doubles
+        return _checked(text, map(Fraction, accumulate(gaps)))
     if name == LISTED:
         times = [_figure(each, text) for each in figure.split("/")]
         if len(times) != requests:
@@ -95,11 +91,6 @@ def _figure(text: str, whole: str) -> Fraction:
     if not re.fullmatch(NUMBER, text):
         raise ConfigError(f"invalid arrivals {shortened(whole)!r}: {EXPECTED}")
     return Fraction(text)
-
-
-def _poisson(rate: float, seed: int, requests: int) -> Iterable[float]:
-    """Return the sums of exponential gaps at `rate` per second, added up in doubles."""
-    return accumulate(-each / rate for each in _logarithms(seed, requests))
 
 
 @lru_cache(maxsize=2)

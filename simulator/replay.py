@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -63,15 +64,7 @@ class Plan:
     @property
     def warning(self) -> str | None:
         """Warnings on the capacity and on unknown costs, or None."""
-        said = (
-            self.capacity_warning,
-            self._shortage(),
-            self._unknown_cache(),
-            self._unknown_matrices(),
-            self._no_dense_part(),
-            self._edited(),
-        )
-        return "; ".join(filter(None, said)) or None
+        return "; ".join(filter(None, (self.capacity_warning, self._shortage(), *self._doubts()))) or None
 
     @property
     def capacity_warning(self) -> str | None:
@@ -85,13 +78,6 @@ class Plan:
         geometry = self.layout.geometry
         homes = _homes_of_pools(self.config, self.machine, geometry)
         return surplus(self.capacity, geometry, self.layout.taken, homes)
-
-    def _edited(self) -> str | None:
-        """Return a warning if values differ from the platform's calibration."""
-        if not self.machine.is_edited or self.machine.calibration is None:
-            return None
-        of = self.machine.calibration.device
-        return f"{self.machine.name} is not called calibrated: its file was edited after the calibration of {of}"
 
     def _shortage(self) -> str | None:
         """Return a warning if the machine's memory does not hold cache, buffers and dense weights."""
@@ -113,29 +99,24 @@ class Plan:
         parts = {"the cache": self.capacity.total, "side buffers": side, "dense weights": self._times.dense.resident}
         return peak(self.machine, parts, self.layout.geometry.kv_held(self.longest))
 
-    def _unknown_cache(self) -> str | None:
-        """Return a warning if reading the KV cache has a price, but its size is unknown."""
-        if self.machine.compute.kv_bytes_per_s is None or self.layout.geometry.kv_bytes:
-            return None
-        return "reading the KV cache takes no time: neither the trace nor its model's name gives its bytes"
-
-    def _unknown_matrices(self) -> str | None:
-        """Return a warning if links read matrix by matrix, but the sizes of an expert's matrices are unknown."""
-        if not self.machine.by_matrix or self.layout.geometry.matrices:
-            return None
-        return (
-            "experts are read as three matrices of equal size, which is assumed: neither the trace nor its model's "
-            "name says how large they are; import with --matrices"
-        )
-
-    def _no_dense_part(self) -> str | None:
-        """Return a warning if times cover routed experts only."""
-        if self.times_everything:
-            return None
-        return (
-            "times leave out the dense layers, whose size the trace does not state: pass --dense 1.2GB, or import it "
-            "with --model"
-        )
+    def _doubts(self) -> Iterator[str]:
+        """Yield what the times leave out or assume as the model's sizes are unknown, and that figures were edited."""
+        geometry, machine = self.layout.geometry, self.machine
+        if machine.compute.kv_bytes_per_s is not None and not geometry.kv_bytes:
+            yield "reading the KV cache takes no time: neither the trace nor its model's name gives its bytes"
+        if machine.by_matrix and not geometry.matrices:
+            yield (
+                "experts are read as three matrices of equal size, which is assumed: neither the trace nor its model's "
+                "name says how large they are; import with --matrices"
+            )
+        if not self.times_everything:
+            yield (
+                "times leave out the dense layers, whose size the trace does not state: pass --dense 1.2GB, or import "
+                "it with --model"
+            )
+        if machine.is_edited and machine.calibration is not None:
+            of = machine.calibration.device
+            yield f"{machine.name} is not called calibrated: its file was edited after the calibration of {of}"
 
     @property
     def times_everything(self) -> bool:
@@ -363,14 +344,9 @@ def _about(ready: Plan, totals: Row, layers: list[Row]) -> Row:
         "token_cycles": ready.capacity.token_cycles,
         "warning": ready.warning,
         "synthetic": ready.origin.synthetic or None,
-        **_memory(ready),
+        **({"memory": ready.peak.document()} if ready.peak and ready.peak.stated else {}),
         **facts(ready.machine.power and ready.machine.power.model_dump()),
     }
-
-
-def _memory(ready: Plan) -> Row:
-    """Return the peak where the platform states its reserve, by name."""
-    return {"memory": ready.peak.document()} if ready.peak and ready.peak.stated else {}
 
 
 def _seconds(ready: Plan, totals: Row, layers: list[Row]) -> Row:

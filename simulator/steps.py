@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from moereplay.simulator.interface import NO_COPY, Begun, Decisions, FinishedRun
+from moereplay.simulator.interface import Begun, Decisions, FinishedRun
 from moereplay.simulator.reference.machine import Activity, Machine, Span, Wakeup
 from moereplay.simulator.reference.state import Area, Placement, Transfer
 
@@ -46,18 +46,19 @@ class _Stage:
             getattr(self, f"_{each.kind}")(each)
 
     def _dense(self, begun: Begun) -> None:
-        activity = self._machine.accelerator.dense(begun.layer, begun.tokens)
-        activity.measured(partial(self._note_end, begun))
-        activity.then(partial(self._computed, activity))
+        self._compute(begun, self._machine.accelerator.dense(begun.layer, begun.tokens))
 
     def _expert(self, begun: Begun) -> None:
-        activity = self._machine.accelerator.expert(begun.layer, begun.y, begun.tokens)
+        self._compute(begun, self._machine.accelerator.expert(begun.layer, begun.y, begun.tokens))
+
+    def _compute(self, begun: Begun, activity: Activity) -> None:
         activity.measured(partial(self._note_end, begun))
         activity.then(partial(self._computed, activity, begun.y))
 
     def _transfer(self, begun: Begun) -> None:
         streams = begun.cause == "streamed"
-        self._place(begun.y, Area.BYPASS if streams else Area.POOL)
+        self._placed.add(begun.y)
+        self._placement.placed(begun.y, Area.BYPASS if streams else Area.POOL)
         self._streamed = begun.y if streams else self._streamed
         transfer = Transfer(begun.y, begun.layer, begun.cause == "prefetch", 0, bypasses=streams)
         activity = self._machine.links[0].start(transfer, False)
@@ -75,10 +76,6 @@ class _Stage:
         for y in sorted(self._placed):
             self._vacate(y)
 
-    def _place(self, y: int, area: Area) -> None:
-        self._placed.add(y)
-        self._placement.placed(y, area)
-
     def _vacate(self, y: int) -> None:
         self._placed.remove(y)
         self._placement.vacated(y)
@@ -88,9 +85,9 @@ class _Stage:
     def _note_end(self, begun: Begun, span: Span) -> None:
         self._decisions.note_end(begun.line, span.ended)
 
-    def _computed(self, activity: Activity, y: int = NO_COPY) -> None:
+    def _computed(self, activity: Activity, y: int) -> None:
         assert activity.span is not None
-        if y != NO_COPY and y == self._streamed:
+        if y == self._streamed:
             self._vacate(y)
             self._streamed = None
         self.act(self._decisions.computed(int(self._machine.env.now), activity.span.spent))

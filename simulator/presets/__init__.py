@@ -72,7 +72,11 @@ def preset(name: str) -> Preset:
         raise ConfigError(f"unknown preset {name!r}: {hint(name, NAMES)}")
     if name.endswith(LEAST_STALE):
         return _with_least_stale(preset(name.removesuffix(LEAST_STALE)))
-    own = _parse(files("moereplay.simulator.presets").joinpath(f"{name}.toml").read_text("utf-8"), name)
+    text = files("moereplay.simulator.presets").joinpath(f"{name}.toml").read_text("utf-8")
+    try:
+        own = Preset.model_validate(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigError(f"preset {name}: {error}") from None
     return own.model_copy(update={"settings": preset(own.like).settings | own.settings}) if own.like else own
 
 
@@ -113,10 +117,3 @@ def _with_least_stale(base: Preset) -> Preset:
             "settings": base.settings | {"eviction": changed},
         }
     )
-
-
-def _parse(text: str, name: str) -> Preset:
-    try:
-        return Preset.model_validate(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise ConfigError(f"preset {name}: {error}") from None
