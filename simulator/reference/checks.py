@@ -148,28 +148,36 @@ def undeclared(name: str) -> PolicyError:
     return complaint_here(f"undeclared read of {name!r}: add it to `reads`, or omit `reads`")
 
 
-# results
+# calls and their results
 
 
-class ResultChecks:
-    """Rejects results of the wrong type, and numbers that are not an expert, copy or precision."""
+class CheckedCalls:
+    """Calls hooks of a user policy with checked tables.
 
-    def __init__(self, policy: Policy, now: Mapping[str, int], copies: Sequence[Mapping[str, int]]) -> None:
-        self._policy, self._now, self._copies = policy, now, copies
+    Rejects results of the wrong type, and numbers that are not an expert, copy or precision.
+    """
 
-    def called(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Call the hook. Raises PolicyError for its errors."""
+    def __init__(self, policy: Policy, tables: Tables) -> None:
+        self._policy, self._now, self._copies = policy, tables.now, tables.copies
+        self.tables = CheckedTables(policy, tables)
+
+    def call(self, hook: Hook, function: Callable[..., Any], own: Own, given: tuple[Any, ...]) -> Any:
+        """Call the hook. Raises PolicyError with file, line and text for a fault."""
+        self.tables.sealed = "" if hook.writes else hook.name
+        if hook.at_gate:
+            given = (self.tables.step(given[0]), *given[1:])
+        arguments = hook.in_order(self.tables, own, given)
         try:
-            return function(*arguments)
-        except PolicyError:  # of the tables, which name the line themselves
-            raise
-        except KeyboardInterrupt:
+            result = function(*arguments)
+        except (PolicyError, KeyboardInterrupt):  # the tables' errors name the line themselves
             raise
         except BaseException as error:  # here, as SimPy raises a copy without the line
             said = f"{type(error).__name__}: {error}"
             raise PolicyError(blamed(error) or str(complaint(function, said))) from error
+        self._check(hook, function, result, given[1:] if hook.at_gate else given)
+        return result
 
-    def check(self, hook: Hook, function: Callable[..., Any], result: Any, arguments: Sequence[Any]) -> None:
+    def _check(self, hook: Hook, function: Callable[..., Any], result: Any, arguments: Sequence[Any]) -> None:
         """Raises PolicyError for a result of the wrong type or range. `arguments` are the hook's own."""
         check = getattr(self, f"_check_{hook.name}", None)
         try:
@@ -287,23 +295,3 @@ class KeyChecks:
     def _broken(self, what: str) -> PolicyError:
         hook: Any = self._policy.key
         return complaint(hook, f"hook key {what}")
-
-
-# calls
-
-
-class CheckedCalls:
-    """Calls hooks of a user policy with checked tables and checks the results."""
-
-    def __init__(self, policy: Policy, tables: Tables) -> None:
-        self.tables = CheckedTables(policy, tables)
-        self._results = ResultChecks(policy, tables.now, tables.copies)
-
-    def call(self, hook: Hook, function: Callable[..., Any], own: Own, given: tuple[Any, ...]) -> Any:
-        """Call the hook. Raises PolicyError with file, line and text for a fault."""
-        self.tables.sealed = "" if hook.writes else hook.name
-        if hook.at_gate:
-            given = (self.tables.step(given[0]), *given[1:])
-        result = self._results.called(function, hook.in_order(self.tables, own, given))
-        self._results.check(hook, function, result, given[1:] if hook.at_gate else given)
-        return result

@@ -52,6 +52,7 @@ class Compute:
         self._ready: deque[int] = deque()  # copies that arrived and wait for compute
         self._awaited: Wakeup | None = None
         self._cpu = CpuQueue(machine, spec, tables, links, counters, log, self._wake)
+        links.report_to(self._arrived, self._moved, self._cpu.landed)
         self._suggests_late = gates.suggests_when_decided and spec.config.contract == "sequential"
         self._spent_ns = 0  # since the gate of the step in progress
         self._context = 0  # positions that the pass in progress looks back at
@@ -89,15 +90,13 @@ class Compute:
         )
 
     def _step(self, step_pass: Pass, layer: int) -> Process:
-        dense = self._dense(layer, step_pass.tokens)
-        self._counters.charge(dense, "dense_ns", layer)
-        yield self._begun(dense, "dense", NO_EXPERT)
+        yield self._begun(self._dense(layer, step_pass.tokens), "dense_ns", layer, "dense")
         gated, self._spent_ns = self._now, 0
         demanded = self._gates.open(step_pass, layer)
         sequential = self._config.contract == "sequential"
         yield from (self._one_by_one if sequential else self._together)(demanded, step_pass, layer)
         if self._config.prefetch_at == "after_demand" or self._suggests_late:
-            yield from self._load_prefetches(self._suggest(demanded), layer)
+            yield from self._load(self._suggest(demanded), layer)
         self._gates.settle(demanded, step_pass, layer)
         self._links.take_batches()  # none is left where compute takes them
         self._counters.count("stall_ns", layer, self._now - gated - self._spent_ns)
@@ -106,9 +105,7 @@ class Compute:
     def _head(self, step_pass: Pass) -> Process:
         """Run the head, counted with the dense part of layer 0, which includes it on the simulated machine."""
         if self._machine.head is not None:
-            head = self._machine.head(step_pass.tokens)
-            self._counters.charge(head, "dense_ns", 0)
-            yield self._begun(head, "head", NO_EXPERT)
+            yield self._begun(self._machine.head(step_pass.tokens), "dense_ns", 0, "head")
 
     # contract atomic
 
@@ -117,7 +114,7 @@ class Compute:
         accesses = self._gates.look_up(demanded, range(len(demanded.step.expert)))
         accesses = self._gates.union_again(demanded, accesses, step_pass)
         self._cpu.bring(accesses)
-        to_load = self._gates.use(demanded, accesses, at_once=not self._loads)
+        to_load = self._to_load(self._gates.use(demanded, accesses), self._loads)
         suggests, prefetches = self._config.prefetch_at == "gate", list[Transfer]()
         if suggests and not to_load:
             prefetches = self._suggest(demanded)
@@ -129,7 +126,7 @@ class Compute:
                 prefetches = self._suggest(demanded)
             self._links.wake()
         if prefetches:
-            yield from self._load_prefetches(prefetches, layer)
+            yield from self._load(prefetches, layer)
             self._links.wake()
         yield from self._run_together(accesses, layer)
         yield from self._until(lambda: not self._cpu.works)
@@ -199,9 +196,7 @@ class Compute:
         for matrix in range(1, self._stages + 1) if batches or late else (0,):
             yield from self._until(partial(self._has_landed, matrix, batches, late))
             stage = self._machine.priced.stage(layer, work, self._links.busy, matrix)
-            self._counters.charge(stage, "expert_ns", layer)
-            stage.measured(self._add_to_step)
-            yield self._begun(stage, "stage", NO_EXPERT)
+            yield self._begun(stage, "expert_ns", layer, "stage")
         for access in runs:
             self._cache.learn(access.x, needed=0)
             self._cache.computed(access.y)
@@ -222,10 +217,10 @@ class Compute:
             accesses = self._gates.look_up(demanded, [n])
             accesses += self._gates.substitutes(accesses[0])
             self._cpu.bring(accesses)
-            to_load = self._gates.use(demanded, accesses, at_once=not self._loads)
+            to_load = self._to_load(self._gates.use(demanded, accesses), self._loads)
             self._cpu.start(accesses)
             yield from self._load(to_load, layer)
-            yield from self._load_prefetches(prefetches if n == 0 else [], layer)
+            yield from self._load(prefetches if n == 0 else [], layer)
             # substitutes first: they need not wait, and may have to leave before the expert is fetched for other tokens
             for access in sorted(accesses, key=lambda access: access.served is not Served.HIT):
                 if self._stages:
@@ -239,7 +234,7 @@ class Compute:
                     self._cache.release(access.y)
             yield from self._until(lambda: not self._cpu.works)
         if not demanded.step.expert:
-            yield from self._load_prefetches(prefetches, layer)
+            yield from self._load(prefetches, layer)
 
     # activities
 
@@ -255,46 +250,47 @@ class Compute:
         lands = self._links.lands(access.y) if self._pieces else 0
         return self._machine.priced.expert(layer, access.y, access.tokens, self._links.busy, lands)
 
+    def _to_load(self, announced: list[Transfer], loads: bool) -> list[Transfer]:
+        """Return the transfers that compute has to load; the others are queued at once."""
+        if loads:
+            return announced
+        for transfer in announced:
+            self._links.queue(transfer)
+        return []
+
     def _load(self, transfers: list[Transfer], layer: int) -> Process:
-        """Spend compute's own time on loading; each transfer is queued at its end, or all after the last."""
+        """Spend compute's own time on loading; each transfer is queued at its end, or all demands after the last."""
+        waiting = list[Transfer]()
         for transfer in transfers:
-            yield self._loading(transfer, layer)
-            if not self._queues_together:
-                self._links.fetch_announced(transfer)
-        for transfer in transfers if self._queues_together else ():
-            self._links.fetch_announced(transfer)
-
-    def _load_prefetches(self, transfers: list[Transfer], layer: int) -> Process:
-        """Spend compute's own time on loading prefetches; each is queued at the end of its load."""
-        for transfer in transfers:
-            yield self._loading(transfer, layer)
-            self._links.prefetch_announced(transfer)
-
-    def _loading(self, transfer: Transfer, layer: int) -> Activity:
-        assert self._machine.priced is not None  # or nothing is to be loaded
-        load = self._machine.priced.load(transfer.layer, transfer.y)
-        self._counters.charge(load, "loading_ns", layer)
-        load.measured(self._add_to_step)
-        return self._begun(load, "load", transfer.y, transfer.cause)
+            assert self._machine.priced is not None  # or nothing is to be loaded
+            load = self._machine.priced.load(transfer.layer, transfer.y)
+            yield self._begun(load, "loading_ns", layer, "load", transfer.y, transfer.cause)
+            if self._queues_together and not transfer.prefetch:
+                waiting.append(transfer)
+            else:
+                self._links.queue(transfer)
+        for transfer in waiting:
+            self._links.queue(transfer)
 
     def _suggest(self, demanded: Demanded) -> list[Transfer]:
         """Call the prefetch policy. Return the prefetches that compute has to load."""
-        return self._gates.suggest(demanded, at_once=not self._loads_prefetches)
+        return self._to_load(self._gates.suggest(demanded), self._loads_prefetches)
 
     def _run_expert(self, access: Access, layer: int) -> Process:
         """Run one expert over its tokens."""
-        expert = self._expert(layer, access)
-        self._counters.charge(expert, "expert_ns", layer)
-        expert.measured(self._add_to_step)
-        yield self._begun(expert, "expert", access.y)
+        yield self._begun(self._expert(layer, access), "expert_ns", layer, "expert", access.y)
         self._cache.learn(access.x, needed=0)
         self._cache.computed(access.y)
 
     def _add_to_step(self, span: Span) -> None:
         self._spent_ns += span.spent
 
-    def _begun(self, activity: Activity, kind: str, y: int, cause: str = "compute") -> Activity:
-        """Log the start of compute's next activity and wake the links."""
+    def _begun(
+        self, activity: Activity, counter: str, layer: int, kind: str, y: int = NO_EXPERT, cause: str = "compute"
+    ) -> Activity:
+        """Charge and log compute's next activity at its start, and wake the links."""
+        self._counters.charge(activity, counter, layer)
+        activity.measured(self._add_to_step)
         self._log.begin(kind, y, activity, cause)
         self._links.wake()
         return activity
@@ -312,21 +308,17 @@ class Compute:
             self._awaited.ring()
             self._awaited = None
 
-    def arrived(self, transfer: Transfer) -> None:
+    def _arrived(self, transfer: Transfer) -> None:
         """Handle the arrival of a transfer or its first piece: resume compute if a demand waits for it."""
         if not self._stages and not transfer.unused and not transfer.arrival_known:
             transfer.arrival_known = True
             self._ready.append(transfer.y)
             self._wake()
 
-    def moved(self) -> None:
+    def _moved(self) -> None:
         """Handle a link event: compute that waits for more than one arrival checks whether it may go on."""
         if self._waits_for_all or self._stages:
             self._wake()
-
-    def landed_for_cpu(self, transfer: Transfer) -> None:
-        """Handle the arrival of a copy where the CPU reads."""
-        self._cpu.landed(transfer)
 
     @property
     def _now(self) -> int:

@@ -8,8 +8,9 @@ Therefore a policy that changes nothing changes no weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import simpy
 
@@ -90,21 +91,13 @@ class Counters:
 
     def charge(self, activity: Activity, name: str, layer: int) -> None:
         """Count an activity's time for the pass in which it begins, now if it is known, else at its end."""
-        if activity.span is not None:
-            self.count(name, layer, activity.span.spent)
-            return
-        add = self._here(layer)
-        activity.measured(lambda span: add(name, span.spent))
-
-    def _here(self, layer: int) -> Callable[[str, int], None]:
-        """Return `count` bound to this layer and pass, for times that are known later."""
         cells = self._cells[layer][self.phase], self._row
 
-        def add(name: str, amount: int) -> None:
+        def add(span: Span) -> None:
             for cell in cells:
-                cell[name] += amount
+                cell[name] += span.spent
 
-        return add
+        activity.measured(add)
 
     def lived(self, layer: int, steps: int) -> None:
         """Record the lifetime of an evicted copy in steps."""
@@ -163,30 +156,24 @@ class EventLog:
 
     def note(self, kind: str, y: int, cause: str) -> None:
         """Add an event that takes no time."""
-        if self._keep:
-            now = int(self._env.now)
-            self._add(Span(now, now, 0), kind, y, cause)
-
-    def begin(self, kind: str, y: int, activity: Activity, cause: str) -> None:
-        """Add an activity at its start; its times may be filled in at its end."""
         if not self._keep:
             return
-        if activity.span is not None:
-            self._add(activity.span, kind, y, cause)
-            return
-        line = len(self.events)
-        self.note(kind, y, cause)
-        activity.measured(lambda span: self._fill_in(line, span))
-
-    def _fill_in(self, line: int, span: Span) -> None:
-        self.events[line] = replace(self.events[line], t0=span.began, t1=span.ended)
-
-    def _add(self, span: Span, kind: str, y: int, cause: str) -> None:
         now, layer, expert, precision = self._now, self._now["layer"], NO_EXPERT, 0
         if y != NO_EXPERT:
             x, precision = divmod(y, now["precisions"])
             layer, expert = divmod(x, now["experts"])
-        self.events.append(Event(span.began, span.ended, kind, now["pass"], layer, expert, precision, cause))
+        at = int(self._env.now)
+        self.events.append(Event(at, at, kind, now["pass"], layer, expert, precision, cause))
+
+    def begin(self, kind: str, y: int, activity: Activity, cause: str) -> None:
+        """Add an activity at its start; its times are filled in now if they are known, else at its end."""
+        line = len(self.events)
+        self.note(kind, y, cause)
+        if self._keep:
+            activity.measured(partial(self._fill_in, line))
+
+    def _fill_in(self, line: int, span: Span) -> None:
+        self.events[line] = replace(self.events[line], t0=span.began, t1=span.ended)
 
 
 # the mixture: the gate weights that it runs with, and its distance from the router's own

@@ -9,7 +9,7 @@ import simpy
 
 from moereplay.policies.contract import RESIDENT, PolicyError
 from moereplay.simulator.arrivals import Arriving
-from moereplay.simulator.config import FUTURE, KINDS, parse_reset
+from moereplay.simulator.config import FUTURE, parse_reset
 from moereplay.simulator.interface import EndState, FinishedRun, RunSpec, oracle_of
 from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.compute import Compute, Process
@@ -18,7 +18,7 @@ from moereplay.simulator.reference.gate import Gatekeeper
 from moereplay.simulator.reference.hooks import BoundHooks
 from moereplay.simulator.reference.links import Links
 from moereplay.simulator.reference.machine import Machine, Wakeup, simulated
-from moereplay.simulator.reference.state import NullPlacement, Placement, Tables, Transfer
+from moereplay.simulator.reference.state import NullPlacement, Placement, Tables
 from moereplay.simulator.source import Gates, Idle, InOrder, Pass, Scheduler, Source
 from moereplay.traces.passes import slots_of
 
@@ -55,11 +55,11 @@ def run_scheduled(
 
 
 def _check_future(gates: Gates, spec: RunSpec) -> None:
-    for kind in KINDS:
-        chosen = getattr(spec.chosen, kind)
-        if not gates.first_uses() and FUTURE in chosen.needs:
+    for each in spec.chosen.all:
+        if not gates.first_uses() and FUTURE in each.needs:
             raise PolicyError(
-                f"{kind} {chosen.text()} needs the future, which depends on passes to come; choose a policy without it"
+                f"{each.policy.kind} {each.text()} needs the future, which depends on passes to come; choose a policy "
+                "without it"
             )
 
 
@@ -96,24 +96,12 @@ class Engine:
         shared = self._counters, self._log
         where = placement or NullPlacement()
         self._cache = Cache(spec.layout, self._tables, self._hooks, *shared, where, side, free_only, spec.resident)
-        notified = self._arrived, self._moved, self._landed_for_cpu
-        self._links = Links(
-            machine.links, spec.times, spec.lower, self._cache, *shared, *notified, batches=machine.batches
-        )
+        self._links = Links(machine.links, spec.times, spec.lower, self._cache, *shared, machine.batches)
         self._gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._links, *shared)
         self._compute = Compute(machine, spec, self._tables, self._cache, self._links, self._gates, *shared)
         self._previous = set[int]()  # requests of the pass before
         self._passes = self._tokens = self._tokens_since_reset = 0  # that have been run
         self._began: dict[int, int] = {}  # request -> its first token
-
-    def _arrived(self, transfer: Transfer) -> None:
-        self._compute.arrived(transfer)
-
-    def _moved(self) -> None:
-        self._compute.moved()
-
-    def _landed_for_cpu(self, transfer: Transfer) -> None:
-        self._compute.landed_for_cpu(transfer)
 
     def replay(self, scheduler: Scheduler) -> Process:
         """Run passes until the scheduler returns no rows."""

@@ -108,14 +108,10 @@ class Gatekeeper:
         self._precisions = tables.now["precisions"]
         self._predicted: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
         self._reach = hooks.prefetch.policy.names_ahead(hooks.prefetch.params)
-        self._next_pass = hooks.prefetch.policy.next_pass
+        #: The prefetch policy reads the verdicts on a step's misses, and names experts of the next pass.
+        self.suggests_when_decided = self._next_pass = hooks.prefetch.policy.next_pass
         self._gated = set[int]()  # layers of which a gate has run since the start or the last reset
         self._out = hooks.prefetch.output(len(tables.copies))
-
-    @property
-    def suggests_when_decided(self) -> bool:
-        """True if the prefetch policy reads the verdicts on a step's misses."""
-        return self._next_pass
 
     def clear(self) -> None:
         """Forget what was predicted, and that anything could have been."""
@@ -243,7 +239,9 @@ class Gatekeeper:
             access.served = Served.DROP
             demanded.step.unfetched[access.n] = DROPPED
             self._count("dropped", access.x)
-            self._replace_ids(demanded, access)
+            e = access.x % self._tables.now["experts"]
+            for row in demanded.ids:
+                row[:] = [NONE if used == e else used for used in row]
         elif verdict == CPU:
             access.served, access.y = Served.CPU, access.x * self._precisions
             self._count("cpu_executed", access.x)
@@ -282,17 +280,12 @@ class Gatekeeper:
         ]
         return miss.call("substitute", demanded.step, t, j, eligible)
 
-    def _replace_ids(self, demanded: Demanded, access: Access) -> None:
-        e = access.x % self._tables.now["experts"]
-        for row in demanded.ids:
-            row[:] = [NONE if used == e else used for used in row]
-
     # 6: use
 
-    def use(self, demanded: Demanded, accesses: list[Access], at_once: bool = True) -> list[Transfer]:
-        """Count the uses of what runs; pin and, where absent, queue what will be executed from the fast tier.
+    def use(self, demanded: Demanded, accesses: list[Access]) -> list[Transfer]:
+        """Count the uses of what runs; pin and, where absent, announce what will be executed from the fast tier.
 
-        Unless `at_once`: returns the transfers that compute is to queue, in demand order.
+        Returns the transfers that compute is to queue, in demand order.
         """
         for access in accesses:
             if access.served.runs:
@@ -308,15 +301,14 @@ class Gatekeeper:
                 if access.served is Served.CPU:
                     self._cache.use_elsewhere(access.y)
                 self._cache.learn(access.x, needed=0)
-        now, later = self._tables.now, list[Transfer]()
+        now, announced = self._tables.now, list[Transfer]()
         for access in accesses:
             if access.served is Served.FETCH:
-                transfer = Transfer(access.y, now["layer"], prefetch=False, target_step=now["step"])
-                (self._links.fetch if at_once else self._links.announce)(transfer)
-                later += [] if at_once else [transfer]
+                announced.append(Transfer(access.y, now["layer"], prefetch=False, target_step=now["step"]))
+                self._links.announce(announced[-1])
             if access.served is Served.HIT:
                 self._cache.promote(access.y)
-        return later
+        return announced
 
     def union_again(self, demanded: Demanded, accesses: list[Access], step_pass: Pass) -> list[Access]:
         """Return the union after substitution: substitutes are used, but are not accesses."""
@@ -350,22 +342,22 @@ class Gatekeeper:
 
     # 7: prefetch
 
-    def suggest(self, demanded: Demanded, at_once: bool = True) -> list[Transfer]:
-        """Call the prefetch policy, and queue its absent predictions.
+    def suggest(self, demanded: Demanded) -> list[Transfer]:
+        """Call the prefetch policy, and announce its absent predictions.
 
-        Unless `at_once`: returns the prefetches that compute is to queue, in their order.
+        Returns the prefetches that compute is to queue, in their order.
         """
-        prefetch, later = self._hooks.prefetch, list[Transfer]()
+        prefetch, announced = self._hooks.prefetch, list[Transfer]()
         if prefetch.policy.suggest is None:
-            return later
+            return announced
         if prefetch.policy.renews_queue:
             self._links.renew()
         for y in self._out[: prefetch.call("suggest", demanded.step, self._out)]:
             transfer = self._predict(y)
             if transfer is not None:
-                (self._links.prefetch if at_once else self._links.announce_prefetch)(transfer)
-                later += [] if at_once else [transfer]
-        return later
+                self._links.announce(transfer)
+                announced.append(transfer)
+        return announced
 
     def _predict(self, y: int) -> Transfer | None:
         """Record a prediction. Return its transfer if it is absent."""

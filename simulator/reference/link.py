@@ -133,12 +133,11 @@ class Link:
 
     def _matrix_landed(self, batch: Batch, last: bool, epoch: int) -> None:
         """Note that one matrix of all experts of a batch has landed; the last one makes them resident."""
-        if epoch != self._epoch:
-            return
         batch.landed += 1
         if last:
-            self._complete_all(batch.transfers)
-        self._landed(batch.transfers if last else ())
+            self._complete(batch.transfers, epoch)
+        elif epoch == self._epoch:
+            self._landed(())
 
     def _issue(self, transfers: Sequence[Transfer], activity: Activity) -> None:
         """Count and log one transfer of these copies."""
@@ -162,7 +161,7 @@ class Link:
             if activity.first_piece is not None and activity.span is not None:
                 transfer.lands = activity.span.ended
                 activity.first_piece.then(lambda: self._first_piece(transfer, epoch))
-            activity.then(lambda: self._complete(transfer, epoch))
+            activity.then(lambda: self._complete([transfer], epoch))
 
     def _moved(self, transfer: Transfer) -> list[tuple[str, int]]:
         """Return the counters that a starting transfer adds to."""
@@ -186,20 +185,16 @@ class Link:
         """Return when the transfer that is bringing y will land, if compute may begin before; else 0."""
         return next((transfer.lands for transfer in self._in_flight if transfer.y == y), 0)
 
-    def _complete(self, transfer: Transfer, epoch: int) -> None:
-        """Make the copy resident, start the next transfers and wake compute, all in one LINK event."""
+    def _complete(self, transfers: Sequence[Transfer], epoch: int) -> None:
+        """Make the copies resident in their order, start the next transfers and wake compute, all in one LINK event."""
         if epoch != self._epoch:  # abandoned by a reset
             return
-        self._complete_all([transfer])
-        self._landed([transfer])
-
-    def _complete_all(self, transfers: Sequence[Transfer]) -> None:
-        """Make the copies of one transfer resident, in their order."""
         self._crossings -= 1
         for transfer in transfers:
             self._in_flight.remove(transfer)
             self._below.release(transfer.y)
             self._into.land(transfer)
+        self._landed(transfers)
 
     @property
     def lacks_batch(self) -> bool:

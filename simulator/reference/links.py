@@ -27,25 +27,19 @@ class Links:
         cache: Cache,
         counters: Counters,
         log: EventLog,
-        arrived: Callable[[Transfer], None],
-        moved: Callable[[], None],
-        here_for_cpu: Callable[[Transfer], None],
         batches: Sequence[BatchChannel] = (),
     ) -> None:
         """Connect a channel for each link of `times`; `lower` are the bytes of the lower tiers.
 
-        `batches` are the channels if links read matrix by matrix. `arrived` is called for each arrival that compute
-        may begin with, `moved` for every event of a link, `here_for_cpu` for what has come where the CPU reads.
-        Raises ValueError if a channel is missing.
+        `batches` are the channels if links read matrix by matrix. Raises ValueError if a channel is missing.
         """
         if len(channels) != len(times.depth):
             raise ValueError(
                 f"the machine has {len(channels)} links, the platform {len(times.depth)}; give each a channel"
             )
         self._cache, self._counters = cache, counters
-        self._homes, self._now, self._arrived, self._moved = times.homes, cache.tables.now, arrived, moved
+        self._homes, self._now, self._cpu_tier = times.homes, cache.tables.now, times.cpu_tier
         self._announced = 0  # demands that compute has yet to hand over
-        self._cpu_tier, self._here_for_cpu = times.cpu_tier, here_for_cpu
         self._for_cpu: dict[int, Transfer] = {}  # copy -> what brings it to the tier that the CPU reads
         self._lower = [
             LowerTier(cache.tables, n == 0, *each) for n, each in enumerate(zip(lower, times.fifo, strict=True))
@@ -68,39 +62,32 @@ class Links:
         x = y // self._now["precisions"]
         return self._rows[self._homes[x]]
 
+    def report_to(
+        self, arrived: Callable[[Transfer], None], moved: Callable[[], None], here_for_cpu: Callable[[Transfer], None]
+    ) -> None:
+        """Call `arrived` for each arrival that compute may begin with, `moved` for every event of a link.
+
+        `here_for_cpu` is called for what has come where the CPU reads.
+        """
+        self._arrived, self._moved, self._here_for_cpu = arrived, moved, here_for_cpu
+
     def warm(self, tiers: Sequence[Sequence[int]]) -> None:
         """Make these copies resident in the lower tiers, from the top down, before the start."""
         for tier, copies in zip(self._lower, tiers, strict=True):
             for y in copies:
                 tier.warm(y)
 
-    def fetch(self, transfer: Transfer) -> None:
-        """Queue a demand."""
-        self._cache.queue(transfer.y)
-        self._send(transfer)
-
     def announce(self, transfer: Transfer) -> None:
-        """Mark a demand as queued; it does not start before `fetch_announced`."""
+        """Mark a transfer as queued; it does not start before `queue`."""
         self._cache.queue(transfer.y)
-        self._announced += 1
+        if transfer.prefetch:
+            self._counters.count("prefetch_issued", transfer.layer)
+        else:
+            self._announced += 1
 
-    def fetch_announced(self, transfer: Transfer) -> None:
-        """Queue a demand that was announced."""
-        self._announced -= 1
-        self.fetch(transfer)
-
-    def prefetch(self, transfer: Transfer) -> None:
-        """Queue a prefetch."""
-        self.announce_prefetch(transfer)
-        self._send(transfer)
-
-    def announce_prefetch(self, transfer: Transfer) -> None:
-        """Mark a prefetch as queued; it does not start before `prefetch_announced`."""
-        self._cache.queue(transfer.y)
-        self._counters.count("prefetch_issued", transfer.layer)
-
-    def prefetch_announced(self, transfer: Transfer) -> None:
-        """Queue a prefetch that was announced."""
+    def queue(self, transfer: Transfer) -> None:
+        """Queue a transfer that was announced."""
+        self._announced -= int(not transfer.prefetch)
         self._send(transfer)
 
     def _send(self, transfer: Transfer) -> None:

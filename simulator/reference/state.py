@@ -28,25 +28,19 @@ class Tables:
             "precisions": layout.precisions,
             "seed": seed,
         }
-        self.experts = [dict.fromkeys(EXPERT_COLUMNS, 0) for _ in range(layout.experts)]
-        self.copies = [dict.fromkeys(COPY_COLUMNS, 0) for _ in range(layout.experts * layout.precisions)]
+        unknown = dict.fromkeys(EXPERT_COLUMNS, 0) | dict.fromkeys(("next_use", "next_pass", "profile"), NEVER)
+        self.experts = [unknown | {"layer": x // geometry.experts} for x in range(layout.experts)]
+        self.copies = [
+            dict.fromkeys(COPY_COLUMNS, 0) | {"bytes": size, "pool": pool_of[y // layout.precisions]}
+            for y, size in enumerate(layout.taken.tolist())
+        ]
         self.own_bytes: list[int] = layout.own_bytes.tolist()  #: of each copy; in its pool it may take more
-        self._describe(layout, pool_of)
         for x, position in enumerate(oracle.first_uses):
             self.experts[x]["next_use"] = position
         for x, first_pass in enumerate(oracle.first_passes):
             self.experts[x]["next_pass"] = first_pass
         self._rank(oracle.ranking, max(pool_of) + 1)
         self.clear()
-
-    def _describe(self, layout: CopyLayout, pool_of: Sequence[int]) -> None:
-        taken = layout.taken.tolist()
-        for x, row in enumerate(self.experts):
-            row["layer"] = x // layout.geometry.experts
-            row["next_use"] = row["next_pass"] = row["profile"] = NEVER
-        for y, row in enumerate(self.copies):
-            row["bytes"] = taken[y]
-            row["pool"] = pool_of[y // layout.precisions]
 
     def _rank(self, ranking: Sequence[int], pools: int) -> None:
         """Set `profile`: the bytes of its pool that the profile ranks before each expert."""
@@ -126,76 +120,54 @@ class Area(Enum):
 
 
 class Placement(Protocol):
-    """Tracks the places of copies y, for a holder of real bytes. Space is vacated before it is reused."""
+    """Tracks the places of copies y, for a holder of real bytes. Space is vacated before it is reused.
+
+    Without a definition nothing is done.
+    """
 
     def warmed(self, y: int) -> None:
         """Load copy y, which lies in the pool from the start, before returning."""
-        ...
 
     def placed(self, y: int, area: Area) -> None:
         """Take space for copy y; the transfer that fills it starts next."""
-        ...
 
     def promoted(self, y: int) -> None:
         """Move copy y, which is complete, from its side buffer to the pool."""
-        ...
 
     def vacated(self, y: int) -> None:
         """Free the space of copy y. After a reset its transfer may still be in flight."""
-        ...
 
 
-class NullPlacement:
+class NullPlacement(Placement):
     """Placement without real bytes, for the simulated machine."""
-
-    def warmed(self, y: int) -> None:
-        """Do nothing."""
-
-    def placed(self, y: int, area: Area) -> None:
-        """Do nothing."""
-
-    def promoted(self, y: int) -> None:
-        """Do nothing."""
-
-    def vacated(self, y: int) -> None:
-        """Do nothing."""
 
 
 # tiers outside the cache: those below the fast tier, and the side buffers of a prefetch policy; they know bytes
 
 
 class Below(Protocol):
-    """A tier that a link reads. A copy is held from when its transfer is queued until it has crossed the link."""
+    """A tier that a link reads. A copy is held from when its transfer is queued until it has crossed the link.
+
+    Without a definition nothing is done to hold or read it.
+    """
 
     def __contains__(self, y: int) -> bool: ...
 
     def hold(self, y: int) -> None:
         """Pin a copy."""
-        ...
 
     def release(self, y: int) -> None:
         """Unpin a copy."""
-        ...
 
     def read(self, y: int) -> None:
         """Note that a copy starts to cross the link."""
-        ...
 
 
-class SlowTier:
+class SlowTier(Below):
     """The slowest tier, which has every expert and evicts none."""
 
     def __contains__(self, y: int) -> bool:
         return True
-
-    def hold(self, y: int) -> None:
-        """Do nothing."""
-
-    def release(self, y: int) -> None:
-        """Do nothing."""
-
-    def read(self, y: int) -> None:
-        """Do nothing."""
 
 
 class LowerTier:

@@ -72,9 +72,14 @@ def with_price(**changed: Any) -> Callable[[Scenario], Scenario]:
     return priced_so
 
 
-LOADED = "            yield self._loading(transfer, layer)\n"
-QUEUED = "            if not self._queues_together:\n                self._links.fetch_announced(transfer)\n"
-ANNOUNCED = "            self._links.prefetch_announced(transfer)\n"
+LOADED = '            yield self._begun(load, "loading_ns", layer, "load", transfer.y, transfer.cause)\n'
+QUEUED = """\
+            if self._queues_together and not transfer.prefetch:
+                waiting.append(transfer)
+            else:
+                self._links.queue(transfer)
+"""
+OF_PREFETCH, OF_DEMAND = (f"            if {no}transfer.prefetch:\n{indent(QUEUED, ' ' * 4)}" for no in ("", "not "))
 FIRST = "step_pass._replace(rows=step_pass.rows[:1])"
 OF_FIRST = "step_pass._replace(rows=[row._replace(request=step_pass.rows[0].request) for row in step_pass.rows])"
 #: Few of all cases prefetch well: a demand can be late, and a prefetch loaded, only where they do.
@@ -101,7 +106,7 @@ SEARCHES: list[tuple[st.SearchStrategy[Scenario], list[Mutant]]] = [
          f"        step_pass = {OF_FIRST}\n        mixture ="),
     ]),
     (priced(), [
-        ("a demand is queued before it is loaded", Compute, "_load", LOADED + QUEUED, QUEUED + LOADED),
+        ("a demand is queued before it is loaded", Compute, "_load", LOADED + QUEUED, OF_DEMAND + LOADED + OF_PREFETCH),
         ("arrivals are computed as they come", Compute, "_all_here", "return", "return bool(self._ready) or"),
         ("a wire is idle as soon as it is free", SimulatedChannel, "_move", "_done < now", "_done <= now"),
         ("links leave compute its rate", SimulatedAccelerator, "expert", "tokens, contended)", "tokens, False)"),
@@ -115,13 +120,13 @@ SEARCHES: list[tuple[st.SearchStrategy[Scenario], list[Mutant]]] = [
     ]),
     (PREFETCHED, [
         ("a late demand waits for the whole", Links, "meet", "transfer.piece_here", "False"),
-        ("a prefetch to be loaded keeps links busy", Links, "announce_prefetch", "        self._cache",
-         "        self._announced += 1\n        self._cache"),
-        ("prefetches are queued before they are loaded", Compute, "_load_prefetches", LOADED + ANNOUNCED,
-         ANNOUNCED + LOADED),
-        ("prefetches are queued when all are loaded", Compute, "_load_prefetches", ANNOUNCED,
-         f"        for transfer in transfers:\n{ANNOUNCED}"),
-        ("a prefetch is loaded as an expert of this layer", Compute, "_loading", "transfer.layer, ", "layer, "),
+        ("a prefetch to be loaded keeps links busy", Links, "announce", "        self._cache",
+         "        self._announced += int(transfer.prefetch)\n        self._cache"),
+        ("prefetches are queued before they are loaded", Compute, "_load", LOADED + QUEUED,
+         OF_PREFETCH + LOADED + OF_DEMAND),
+        ("prefetches are queued when all are loaded", Compute, "_load", "and not transfer.prefetch",
+         "or transfer.prefetch"),
+        ("a prefetch is loaded as an expert of this layer", Compute, "_load", "transfer.layer, ", "layer, "),
     ]),
     (priced(miss="fiddler:ratio=2:goal=max:decode=cost"), [
         ("a demand to be loaded is not queued", Links, "busy", "self._announced > 0 or ", ""),
@@ -139,9 +144,8 @@ SEARCHES: list[tuple[st.SearchStrategy[Scenario], list[Mutant]]] = [
         ("matrices are equal", Times, "of_matrices", "self.matrices[many - 1], self.matrices[-1]",
          "many, len(self.matrices)"),
         ("a batch is read expert by expert", Times, "batch_ns", " * len(self.matrices)", ""),
-        ("the experts of a batch land in the other order", Link, "_complete_all", "in transfers", "in transfers[::-1]"),
-        ("a matrix wakes nothing", Link, "_matrix_landed", "self._landed(batch.transfers if last else ())",
-         "last and self._landed(batch.transfers)"),
+        ("the experts of a batch land in the other order", Link, "_complete", "in transfers", "in transfers[::-1]"),
+        ("a matrix wakes nothing", Link, "_matrix_landed", "self._landed(())", "pass"),
     ]),
     (by_matrix(prefetch="top_k:factor=2"), [
         ("a delayed hit is computed before it lands", Compute, "_has_landed", "late))", "()))"),
