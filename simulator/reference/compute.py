@@ -263,7 +263,7 @@ class Compute:
         waiting = list[Transfer]()
         for transfer in transfers:
             assert self._machine.priced is not None  # or nothing is to be loaded
-            load = self._machine.priced.load(transfer.layer, transfer.y)
+            load = self._machine.priced.load(transfer.y)
             yield self._begun(load, "loading_ns", layer, "load", transfer.y, transfer.cause)
             if self._queues_together and not transfer.prefetch:
                 waiting.append(transfer)

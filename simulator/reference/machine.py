@@ -124,7 +124,7 @@ class Priced(Protocol):
         """Start an expert; `contended` if a link works; if `lands` is later, only a first piece has arrived."""
         ...
 
-    def load(self, layer: int, y: int) -> Activity:
+    def load(self, y: int) -> Activity:
         """Start the work that compute does before copy y is fetched."""
         ...
 
@@ -212,7 +212,7 @@ class SimulatedAccelerator:
         rest = part(spent, MILLION - self._times.first[home])
         return self._busy(spent, until=lands + rest if lands else 0)
 
-    def load(self, layer: int, y: int) -> Activity:
+    def load(self, y: int) -> Activity:
         """Start the time that compute spends on having a copy loaded."""
         row, precision = self._times.kind(y)
         return self._busy(self._times.load_ns[row][precision])

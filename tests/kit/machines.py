@@ -79,8 +79,8 @@ class LatePriced(Late):
     def expert(self, layer: int, y: int, tokens: int, contended: bool | None = None, lands: int = 0) -> Activity:
         return self._later(COMPUTE, lambda: self._priced.expert(layer, y, tokens, bool(contended), lands))
 
-    def load(self, layer: int, y: int) -> Activity:
-        return self._later(COMPUTE, lambda: self._priced.load(layer, y))
+    def load(self, y: int) -> Activity:
+        return self._later(COMPUTE, lambda: self._priced.load(y))
 
     def stage(self, layer: int, work: Sequence[tuple[int, int]], contended: bool, matrix: int) -> Activity:
         return self._later(COMPUTE, lambda: self._priced.stage(layer, work, contended, matrix))

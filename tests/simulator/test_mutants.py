@@ -126,7 +126,6 @@ SEARCHES: list[tuple[st.SearchStrategy[Scenario], list[Mutant]]] = [
          OF_PREFETCH + LOADED + OF_DEMAND),
         ("prefetches are queued when all are loaded", Compute, "_load", "and not transfer.prefetch",
          "or transfer.prefetch"),
-        ("a prefetch is loaded as an expert of this layer", Compute, "_load", "transfer.layer, ", "layer, "),
     ]),
     (priced(miss="fiddler:ratio=2:goal=max:decode=cost"), [
         ("a demand to be loaded is not queued", Links, "busy", "self._announced > 0 or ", ""),
