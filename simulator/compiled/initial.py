@@ -187,9 +187,7 @@ def initial_state(
     # the fast path can note decisions that may hold on other platforms
     numbers |= noted_lengths(inputs, numbers, notes and is_fast(numbers) and not is_priced(numbers))
     costs = costs_of(inputs, spec)
-    for name, array in costs.items():
-        numbers |= zip(ARRAYS[name][1], array.shape, strict=True)
-    numbers |= {"n_lanes": numbers["n_lane_rates"] // numbers["n_links"]}
+    numbers |= costs.lengths | {"n_lanes": costs.lengths["n_lane_rates"] // numbers["n_links"]}
     if numbers["passes"] * numbers["layers"] > MOST_STEPS:
         raise ConfigError(f"invalid number of steps: expected at most {MOST_STEPS:,} in a replay; take fewer requests")
     given = {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE), "stop": stop_flag()}
@@ -328,9 +326,7 @@ def _key_dependencies(eviction: Eviction) -> dict[str, int]:
 def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep: bool) -> dict[str, int]:
     layout, geometry = spec.layout, spec.layout.geometry
     most, copies = len(pass_lengths(inputs, spec)) - 1, layout.experts * layout.precisions
-    numbers = {axes[0]: len(inputs[name]) for name, (_, axes) in INPUT_ARRAYS.items()}
-    numbers |= {
-        "width": inputs["token_ids"].shape[2],
+    numbers = inputs.lengths | {
         "n_experts": layout.experts,
         "n_copies": copies,
         "n_links": len(spec.times.depth),
@@ -346,9 +342,9 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_ranks": _candidate_rows(spec),
         "n_ring": 1 << ((1 + (spec.times.cpu_tier >= 0)) * copies).bit_length(),
         "n_most": most,
-        "n_held": most if numbers["n_scored"] else 0,
+        "n_held": most if inputs.lengths["n_scored"] else 0,
         "n_accesses": 2 * geometry.experts,
-        "n_batch": most if numbers["n_batched"] else 0,
+        "n_batch": most if inputs.lengths["n_batched"] else 0,
         "n_kept": int(inputs["pass_tokens"].sum()) + len(inputs["share_token"]) if keep else 0,
         "n_counters": WIDTH,
         "n_times": TIMES,
@@ -357,7 +353,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_warm_lower": sum(map(len, spec.start[1:])),
         "n_resident": len(spec.resident),
         "n_to_load": copies if spec.times.loads_prefetches else 0,
-        "arrives": numbers["n_shares"] > 0,
+        "arrives": inputs.lengths["n_shares"] > 0,
     }
     numbers |= _of_arrivals(numbers, spec) if numbers["arrives"] else {"n_slots": 0, "n_arrivals": 0}
     rings = numbers["n_links"] * numbers["n_ring"]

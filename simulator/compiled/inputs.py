@@ -10,7 +10,7 @@ import numpy as np
 
 from moereplay.policies.contract import NONE, UNIT, Prefetch
 from moereplay.policies.grammar import Chosen, parse
-from moereplay.simulator.compiled.layout import INPUT_ARRAYS, depends_on_time
+from moereplay.simulator.compiled.layout import ARRAYS, INPUT_ARRAYS, depends_on_time
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.source import Gate, Pass, Source
@@ -54,6 +54,15 @@ class Addressed(dict[str, np.ndarray]):
     def addresses(self) -> dict[str, int]:
         """The address of each array."""
         return {name: array.ctypes.data for name, array in self.items()}
+
+    @cached_property
+    def lengths(self) -> dict[str, int]:
+        """The lengths of the arrays by the names of `layout`; an array that is absent has length 0."""
+        found = dict[str, int]()
+        for name, array in self.items():
+            for axis, length in zip((ARRAYS | INPUT_ARRAYS)[name][1], array.shape, strict=True):
+                found[axis] = max(found.get(axis, 0), length)
+        return found
 
 
 Inputs = Addressed  #: by the names of `layout.INPUT_ARRAYS`
