@@ -122,7 +122,7 @@ class Area(Enum):
 class Placement(Protocol):
     """Tracks the places of copies y, for a holder of real bytes. Space is vacated before it is reused.
 
-    Without a definition nothing is done.
+    Methods that a class does not define do nothing.
     """
 
     def warmed(self, y: int) -> None:
@@ -148,7 +148,7 @@ class NullPlacement(Placement):
 class Below(Protocol):
     """A tier that a link reads. A copy is held from when its transfer is queued until it has crossed the link.
 
-    Without a definition nothing is done to hold or read it.
+    Methods that a class does not define do nothing.
     """
 
     def __contains__(self, y: int) -> bool: ...
