@@ -64,9 +64,9 @@ NOT_ALWAYS = OPTIONAL_COLUMNS.union(*IF_NAMED.values())
 
 
 def named_by(policy: Policy, hooks: Iterable[str] = HOOKS) -> frozenset[str]:
-    """Return which of the columns in IF_NAMED these hooks of a policy name."""
+    """Return which of the columns in IF_NAMED these hooks of a policy name and may read."""
     given = (getattr(policy, name, None) for name in hooks)
-    return frozenset().union(*map(_named_in, filter(None, given)))
+    return frozenset().union(*map(_named_in, filter(None, given))) - (OPTIONAL_COLUMNS - policy.may_read)
 
 
 @cache
